@@ -34,13 +34,17 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some(path) = std::env::var_os("GCTRACE_TEST_TIMES") else { return };
-        let name = std::thread::current().name().unwrap_or("?").to_owned();
-        let line = format!("{} {} {name}\n", self.begun.elapsed().as_millis(), self.kind);
-        let added = File::options().create(true).append(true).open(&path);
-        if let Err(error) = added.and_then(|mut file| file.write_all(line.as_bytes())) {
-            eprintln!("the time of {name} is not in {}: {error}", path.display());
-        }
+        account(&format!("{} {}", self.begun.elapsed().as_millis(), self.kind));
+    }
+}
+
+/// Appends a line about the running test, which has the name of its thread, to the file named by `GCTRACE_TEST_TIMES`.
+pub(crate) fn account(what: &str) {
+    let Some(path) = std::env::var_os("GCTRACE_TEST_TIMES") else { return };
+    let line = format!("{what} {}\n", std::thread::current().name().unwrap_or("?"));
+    let added = File::options().create(true).append(true).open(&path);
+    if let Err(error) = added.and_then(|mut file| file.write_all(line.as_bytes())) {
+        eprintln!("{} lacks `{}`: {error}", path.display(), line.trim_end());
     }
 }
 
@@ -58,6 +62,11 @@ impl Live {
         let lock = lock_file()?;
         lock.lock_shared().context("cannot lock the live tests")?;
         Ok(Self { scratch: scratch()?, _turn: Turn::begin("beside"), _lock: Some(lock) })
+    }
+
+    /// Like [`Self::beside_others`], for a test that also sleeps nearly all the time: `cargo xtask test` runs it beside four others of that kind.
+    pub fn idle_beside_others() -> Result<Self> {
+        Self::beside_others()
     }
 
     /// For tests that run Ruby but not gctrace: no preconditions, no waiting.

@@ -69,16 +69,31 @@ impl Ruby {
 
     /// Like [`Self::each`], with the first and the last Ruby only, for tests that do not depend on the release.
     pub fn first_and_last(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
-        let mut rubies = Self::all()?;
-        if rubies.len() > 2 {
-            rubies.drain(1..rubies.len() - 1);
-        }
-        Self::of_these(rubies, test)
+        Self::of_these(Self::ends()?, test)
+    }
+
+    /// Like [`Self::first_and_last`] for a test that mostly waits: both at the same time.
+    pub fn first_and_last_at_a_time(test: impl Fn(&Self) -> Result<()> + Sync) -> Result<()> {
+        Self::two_of(Self::ends()?, test)
     }
 
     /// Like [`Self::each`] for a test that mostly waits: two Rubies at a time.
     pub fn two_at_a_time(test: impl Fn(&Self) -> Result<()> + Sync) -> Result<()> {
-        let rest = Mutex::new(Self::all()?.into_iter());
+        Self::two_of(Self::all()?, test)
+    }
+
+    /// The first and the last Ruby.
+    fn ends() -> Result<Vec<Self>> {
+        let mut rubies = Self::all()?;
+        if rubies.len() > 2 {
+            rubies.drain(1..rubies.len() - 1);
+        }
+        Ok(rubies)
+    }
+
+    /// Runs the test with these Rubies, two at a time.
+    pub fn two_of(rubies: Vec<Self>, test: impl Fn(&Self) -> Result<()> + Sync) -> Result<()> {
+        let rest = Mutex::new(rubies.into_iter());
         let next = || rest.lock().ok()?.next();
         let work = || -> Result<Vec<String>> {
             let mut failures = Vec::new();
@@ -88,8 +103,12 @@ impl Ruby {
             Ok(failures)
         };
         let failures = std::thread::scope(|scope| -> Result<_> {
-            let both = [(); 2].map(|()| scope.spawn(work));
-            let both = both.into_iter().map(|one| one.join().map_err(|_| anyhow!("a test panicked"))?);
+            let both = [(); 2].map(|()| {
+                // The test's name is that of its thread.
+                let name = std::thread::current().name().unwrap_or("?").to_owned();
+                std::thread::Builder::new().name(name).spawn_scoped(scope, work)
+            });
+            let both = both.into_iter().map(|one| one?.join().map_err(|_| anyhow!("a test panicked"))?);
             Ok(both.collect::<Result<Vec<_>>>()?.concat())
         })?;
         Self::none_fails(&failures)

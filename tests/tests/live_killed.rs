@@ -153,7 +153,7 @@ fn agrees(set: &Set, log: &Log) -> Result<()> {
 /// a whole set, and the program is not affected.
 #[test]
 fn a_set_that_grows() -> Result<()> {
-    let live = Live::beside_others()?;
+    let live = Live::idle_beside_others()?;
     let ruby = Ruby::main()?;
     let program = steady(&live, &ruby)?;
     let pid = program.pid();

@@ -74,7 +74,7 @@ const STATE: &str = "document.getElementById('live').dataset.state";
 
 #[test]
 fn kept_up_to_date() -> Result<()> {
-    let _live = Live::beside_others()?;
+    let _live = Live::idle_beside_others()?;
     let mut program = Guarded::start("ruby", Ruby::main()?.command()?.args(["-e", PROGRAM, HOSTILE]))?;
     program.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
     let mut serve = Command::new(gctrace_binary()?);

@@ -65,9 +65,9 @@ fn settled_queue(port: u16) -> Result<u64> {
 /// older than tracing.
 #[test]
 fn a_puma_without_a_free_thread() -> Result<()> {
-    let live = Live::beside_others()?;
-    for ruby in Puma::rubies()? {
-        let puma = Puma::start_on(&live, &ruby, "load.ru")?;
+    let live = Live::idle_beside_others()?;
+    Ruby::two_of(Puma::rubies()?, |ruby| {
+        let puma = Puma::start_on(&live, ruby, "load.ru")?;
         let pid = puma.process.pid();
         let mut clients: Vec<_> = (0..3).map(|_| request(&puma, "/hold")).collect::<Result<_>>()?;
         std::thread::sleep(Duration::from_millis(500));
@@ -106,16 +106,16 @@ fn a_puma_without_a_free_thread() -> Result<()> {
             "{:?}",
             report.loads
         );
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// For a listening program that is not a known server, gctrace does not claim that no thread is busy. Two processes share the socket: the waiting
 /// connections of a service count once.
 #[test]
 fn a_shared_socket() -> Result<()> {
-    let _live = Live::beside_others()?;
-    for ruby in Ruby::all()? {
+    let _live = Live::idle_beside_others()?;
+    Ruby::two_at_a_time(|ruby| {
         let mut command = ruby.command()?;
         command.arg(rubies_dir().join("accept_queue.rb")).env("OTEL_SERVICE_NAME", "shared");
         let mut process = Guarded::start("accept_queue.rb", &mut command)?;
@@ -136,8 +136,7 @@ fn a_shared_socket() -> Result<()> {
                 clients.push(TcpStream::connect(("127.0.0.1", port))?);
             }
             for pid in [pid, child] {
-                wait_load(&mut gctrace, pid, None, Some(count as u64))
-                    .with_context(|| ruby.label().clone())?;
+                wait_load(&mut gctrace, pid, None, Some(count as u64))?;
             }
             let metrics = http::get(address, "/metrics")?.text();
             let wanted = format!("cruby_server_accept_queue{{service=\"shared\",container=\"\"}} {count}");
@@ -152,6 +151,6 @@ fn a_shared_socket() -> Result<()> {
             *of.entry(load.pid).or_default() += 1;
         }
         ensure!(of.len() == 2 && of.values().all(|count| *count >= 3), "{of:?}");
-    }
-    Ok(())
+        Ok(())
+    })
 }

@@ -9,7 +9,13 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::{
-    child::Guarded, gctrace::Invocation, ledger, live::Live, memory::status_kb, puma::Puma, ruby::Ruby,
+    child::Guarded,
+    gctrace::{Gctrace, Invocation},
+    ledger,
+    live::Live,
+    memory::status_kb,
+    puma::Puma,
+    ruby::Ruby,
     script::Script,
 };
 
@@ -40,11 +46,11 @@ fn started(root: &Path) -> Result<Guarded> {
 }
 
 /// Runs it. Returns its pid and its number of collections.
-fn run(root: &Path) -> Result<(u32, u64)> {
+fn run(root: &Path, gctrace: &mut Gctrace) -> Result<(u32, u64)> {
     let mut child = started(root)?;
     let pid = child.pid();
-    // Give gctrace time to probe its Ruby.
-    std::thread::sleep(Duration::from_secs(1));
+    // Its Ruby is probed before this line.
+    gctrace.wait_line("process", pid)?;
     child.say("go")?;
     let line = child.wait_stdout(PATIENCE, "collected", |line| line.starts_with("collected "))?;
     child.say("end")?;
@@ -66,7 +72,7 @@ fn waits_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
 /// that is still running continues to be traced although it was deleted.
 #[test]
 fn deleted_images_are_given_back() -> Result<()> {
-    let live = Live::beside_others()?;
+    let live = Live::idle_beside_others()?;
     let disk = live.dir("disk")?;
     let mount = |args: &[&str]| -> Result<bool> {
         Ok(Command::new(args[0]).args(&args[1..]).arg(&disk).stderr(Stdio::null()).status()?.success())
@@ -78,8 +84,8 @@ fn deleted_images_are_given_back() -> Result<()> {
     let root = disk.join("ruby");
     // The profile has native stacks, whose unwind tables come from the same files.
     let profile = live.path("profile.pb.gz").into_os_string();
-    let flags = ["--all-ruby", "--gvl", "--pprof"].map(OsString::from);
-    let gctrace = Invocation::jsonl([&flags[..], &[profile]].concat())?.start_ready()?;
+    let flags = ["--name", "program", "--gvl", "--pprof"].map(OsString::from);
+    let mut gctrace = Invocation::jsonl([&flags[..], &[profile]].concat())?.start_ready()?;
     let mut expected = Vec::new();
     for kept_on in [true, false] {
         ensure!(mount(&["mount", "-t", "tmpfs", "tmpfs"])?, "mount");
@@ -87,7 +93,7 @@ fn deleted_images_are_given_back() -> Result<()> {
             copied(&root)?;
             let full = used()?;
             let kept = kept_on.then(|| started(&root)).transpose()?;
-            expected.push(run(&root)?);
+            expected.push(run(&root, &mut gctrace)?);
             std::fs::remove_dir_all(&root)?;
             if let Some(mut kept) = kept {
                 std::thread::sleep(Duration::from_secs(11));

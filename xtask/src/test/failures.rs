@@ -2,8 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    io::{Read as _, Write as _},
+    io::{self, Read as _, Write},
+    panic::resume_unwind,
     process::{Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context as _, Result};
@@ -21,29 +23,26 @@ pub(super) struct Failures(Vec<String>);
 impl Failures {
     /// Runs test programs on our terminal and keeps the output of failed tests. Returns whether all passed.
     pub(super) fn run(&mut self, command: &mut Command) -> Result<bool> {
-        let cannot_run = |command: &Command| format!("cannot run `{}`", line(command));
-        let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| cannot_run(command))?;
-        let mut printed = child.stdout.take().context("the output of a command is not a pipe")?;
-        let mut terminal = std::io::stdout();
-        let mut text = Vec::new();
-        let mut part = [0; 8192];
-        // Forwarded in parts: the harness prints the name of a test before the test runs, without a newline.
-        loop {
-            let length = match printed.read(&mut part) {
-                Ok(0) => break,
-                Ok(length) => length,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error).with_context(|| cannot_run(command)),
-            };
-            // A closed terminal is no reason to stop the tests.
-            let _gone = terminal.write_all(&part[..length]).and_then(|()| terminal.flush());
-            text.extend_from_slice(&part[..length]);
-        }
-        let passed = child.wait().with_context(|| cannot_run(command))?.success();
+        let (passed, text) = run(command, &mut io::stdout())?;
         if !passed {
-            self.add(&String::from_utf8_lossy(&text), command);
+            self.add(&text, command);
         }
         Ok(passed)
+    }
+
+    /// Runs two commands at the same time. The output of the first is printed when both have ended: on the terminal, lines of the two would mix.
+    pub(super) fn run_both(&mut self, unseen: &mut Command, seen: &mut Command) -> Result<bool> {
+        let (ran, passed) = thread::scope(|scope| {
+            let ran = scope.spawn(|| run(unseen, &mut io::sink()));
+            let passed = self.run(seen);
+            (ran.join().unwrap_or_else(|panic| resume_unwind(panic)), passed)
+        });
+        let (unseen_passed, text) = ran?;
+        show(&mut io::stdout(), text.as_bytes());
+        if !unseen_passed {
+            self.add(&text, unseen);
+        }
+        Ok(passed? && unseen_passed)
     }
 
     fn add(&mut self, text: &str, command: &Command) {
@@ -61,6 +60,33 @@ impl Failures {
             eprintln!("  {line}");
         }
     }
+}
+
+/// Runs a command, forwards its standard output and returns that, too, with whether it succeeded.
+fn run(command: &mut Command, to: &mut impl Write) -> Result<(bool, String)> {
+    let cannot_run = |command: &Command| format!("cannot run `{}`", line(command));
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| cannot_run(command))?;
+    let mut printed = child.stdout.take().context("the output of a command is not a pipe")?;
+    let mut text = Vec::new();
+    let mut part = [0; 8192];
+    // Forwarded in parts: the harness prints the name of a test before the test runs, without a newline.
+    loop {
+        let length = match printed.read(&mut part) {
+            Ok(0) => break,
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error).with_context(|| cannot_run(command)),
+        };
+        show(to, &part[..length]);
+        text.extend_from_slice(&part[..length]);
+    }
+    let passed = child.wait().with_context(|| cannot_run(command))?.success();
+    Ok((passed, String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// Prints a part of an output. A closed terminal is no reason to stop the tests.
+fn show(to: &mut impl Write, part: &[u8]) {
+    let _gone = to.write_all(part).and_then(|()| to.flush());
 }
 
 /// The lines that say what failed: the output of failed tests, guests that crashed, and commands that did not start. Each line of a guest begins with
@@ -184,5 +210,38 @@ mod tests {
         assert!(!failures.run(&mut shell("exit 1")).unwrap());
         assert_eq!(failures.0, ["failures:", "    a", "`sh -c exit 1` failed and named no test"]);
         assert!(failures.run(&mut Command::new("/nonexistent")).is_err());
+    }
+
+    /// Both of two commands are run, also if one fails, and each failure is kept.
+    #[test]
+    fn two_programs() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let fails = |name: &str| shell(&format!("echo failures:; echo '    {name}'; exit 1"));
+        let both = |unseen: Command, seen: Command| {
+            let mut failures = Failures::default();
+            let (mut unseen, mut seen) = (unseen, seen);
+            let passed = failures.run_both(&mut unseen, &mut seen).unwrap();
+            (passed, failures.0.join(""))
+        };
+        assert_eq!(both(shell("exit 0"), shell("exit 0")), (true, String::new()));
+        assert_eq!(both(fails("a"), shell("exit 0")), (false, "failures:    a".to_owned()));
+        assert_eq!(both(shell("exit 0"), fails("b")), (false, "failures:    b".to_owned()));
+        assert_eq!(both(fails("a"), fails("b")), (false, "failures:    bfailures:    a".to_owned()));
+        // They run at the same time: each waits for the other.
+        let dir = std::env::temp_dir().join(format!("gctrace-xtask-both-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let meets = |own: &str, other: &str| {
+            let mut command = shell(
+                "touch \"$0\"; for _ in $(seq 2000); do [ -e \"$1\" ] && exit 0; sleep 0.01; done; exit 1",
+            );
+            command.args([dir.join(own), dir.join(other)]);
+            command
+        };
+        assert!(both(meets("a", "b"), meets("b", "a")).0);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

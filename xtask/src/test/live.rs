@@ -1,7 +1,8 @@
 //! The live tests: those that load BPF programs. Probes are a machine-wide resource, so most of these tests need to run alone.
 //!
-//! They are one program, run twice. First the tests that may run concurrently, several at a time: they mostly wait. Among the other tests, each of
-//! which keeps a thread of the harness waiting for its turn, they would run almost alone. Then all other tests, one after the other.
+//! They are one program, run several times. First the tests that may run concurrently, several at a time: they mostly wait. Among the other tests,
+//! each of which keeps a thread of the harness waiting for its turn, they would run almost alone. Tests that sleep nearly all the time run beside
+//! these, one at a time, so that they keep no place of theirs. Then all other tests, one after the other.
 
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -12,6 +13,11 @@ use crate::{
     programs::test_programs,
     util::{progress, root},
 };
+
+/// What tests that may run concurrently call.
+const CONCURRENT: &str = "Live::beside_others()";
+/// What those call that also sleep nearly all the time.
+const IDLE: &str = "Live::idle_beside_others()";
 
 /// Number of concurrent tests: with five on two cores, those with a time limit come too close to it.
 const BESIDE: &str = "--test-threads=4";
@@ -41,19 +47,24 @@ pub(super) fn run(
     if args.filter.is_some() {
         return failures.run(command()?.args(&args.filter).arg("--test-threads=3").args(&args.rest));
     }
-    let beside = beside_others()?;
-    let first = failures.run(command()?.arg("--exact").args(&beside).arg(BESIDE).args(&args.rest))?;
+    let (beside, idle) = (calling(CONCURRENT)?, calling(IDLE)?);
+    let of = |names: &BTreeSet<String>, threads: &str| -> Result<Command> {
+        let mut command = command()?;
+        command.arg("--exact").args(names).arg(threads).args(&args.rest);
+        Ok(command)
+    };
+    let first = failures.run_both(&mut of(&idle, "--test-threads=1")?, &mut of(&beside, BESIDE)?)?;
     alone();
     let mut others = command()?;
     others.args(["--exact", "--test-threads=1"]);
-    for name in &beside {
+    for name in beside.iter().chain(&idle) {
         others.args(["--skip", name]);
     }
     Ok(failures.run(others.args(&args.rest))? && first)
 }
 
-/// The names of the tests that call `Live::beside_others`. A test that is not found here is run with those that run alone.
-fn beside_others() -> Result<BTreeSet<String>> {
+/// The names of the tests that call this. A test that is found for neither is run with those that run alone.
+fn calling(call: &str) -> Result<BTreeSet<String>> {
     let folder = root().join("tests/tests");
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
@@ -64,18 +75,18 @@ fn beside_others() -> Result<BTreeSet<String>> {
             continue;
         };
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        found.extend(tests_beside_others(&text).map(|name| format!("{module}::{name}")));
+        found.extend(tests_calling(&text, call).map(|name| format!("{module}::{name}")));
     }
     Ok(found)
 }
 
 /// The names of such tests in the text of one file.
-fn tests_beside_others(text: &str) -> impl Iterator<Item = &str> {
-    text.split("\n#[test]\n").skip(1).filter_map(|test| {
+fn tests_calling<'a>(text: &'a str, call: &str) -> impl Iterator<Item = &'a str> {
+    text.split("\n#[test]\n").skip(1).filter_map(move |test| {
         let body = test.split_once("\n}\n").map_or(test, |(body, _)| body);
         // Ignored tests are run where their inputs are.
         let name = body.strip_prefix("fn ")?.split_once('(')?.0;
-        body.contains("Live::beside_others()").then_some(name)
+        body.contains(call).then_some(name)
     })
 }
 
@@ -88,8 +99,12 @@ mod tests {
     fn names() {
         let text = "\n#[test]\nfn one() -> Result<()> {\n    let live = Live::beside_others()?;\n}\n\n#[test]\nfn two() {\n    Live::begin();\n}\n\n\
                     fn helper() {\n    Live::beside_others();\n}\n\n#[test]\n#[ignore = \"x\"]\nfn three() {\n    Live::beside_others();\n}\n";
-        assert_eq!(tests_beside_others(text).collect::<Vec<_>>(), ["one"]);
-        let found = beside_others().unwrap();
+        assert_eq!(tests_calling(text, CONCURRENT).collect::<Vec<_>>(), ["one"]);
+        assert_eq!(tests_calling(&text.replace(CONCURRENT, IDLE), IDLE).collect::<Vec<_>>(), ["one"]);
+        assert_eq!(tests_calling(&text.replace(CONCURRENT, IDLE), CONCURRENT).count(), 0);
+        let (found, idle) = (calling(CONCURRENT).unwrap(), calling(IDLE).unwrap());
         assert!(found.len() > 50 && found.contains("live_heap::dump_equals_object_space"), "{found:?}");
+        // Without a name, the program would run all of its tests.
+        assert!(idle.contains("live_serve_browser::kept_up_to_date") && idle.is_disjoint(&found), "{idle:?}");
     }
 }

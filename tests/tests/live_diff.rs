@@ -10,6 +10,7 @@ use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::timing::settled;
 use rustix::process::{Pid, setpriority_process};
 use serde_json::Value;
 
@@ -262,8 +263,9 @@ fn versions(live: &Live, ruby: &Ruby, planted: [&str; 3]) -> Result<[Version; 2]
 #[test]
 fn planted() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::first_and_last(|ruby| {
-        let [before, after] = versions(&live, ruby, ["1.3", "1", "0.016"])?;
+    let ruby = Ruby::main()?;
+    settled(|| {
+        let [before, after] = versions(&live, &ruby, ["1.3", "1", "0.016"])?;
         let compare = |of: fn(&Version) -> &str, more: &[&str]| {
             let pids = ["--pid-a", of(&before), "--pid-b", of(&after)];
             diff(&before.recording, &after.recording, &[&pids, more].concat())

@@ -18,15 +18,15 @@ use gctrace_tests::{PATIENCE, ensure_times, ledger};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Quiet for 8 s, except for two collections per second. When told to continue, it runs larger and larger collections until one takes 300 ms
+/// Quiet for 6 s, except for two collections per second. When told to continue, it runs larger and larger collections until one takes 300 ms
 /// by Ruby's own clock.
 const PLANTED: &str = "$stdout.sync = true; $stdin.gets
     now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) }
-    16.times { GC.start; sleep 0.5 }
+    12.times { GC.start; sleep 0.5 }
     puts 'quiet'; $stdin.gets
     kept = []; took = 0
     until took > 0.3
-      GC.disable; 400_000.times { |i| kept << [i] }; GC.enable
+      GC.disable; 1_000_000.times { |i| kept << [i] }; GC.enable
       began = now.(); GC.start; took = now.() - began
     end
     puts took; sleep 2";
@@ -157,13 +157,13 @@ fn field(line: &str, key: &str) -> Result<f64> {
 #[test]
 fn planted() -> Result<()> {
     /// How much is kept, seconds.
-    const KEEP: f64 = 4.0;
+    const KEEP: f64 = 2.0;
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let dir = live.dir("kept")?;
     let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", PLANTED]))?;
     let mut args: Vec<OsString> = vec!["--pid".into(), program.pid().to_string().into(), "--record".into()];
-    args.extend([dir.join("app.gctrace").into_os_string(), "--keep=4s".into()]);
+    args.extend([dir.join("app.gctrace").into_os_string(), format!("--keep={KEEP}s").into()]);
     args.extend(["--dump-on=gc.pause > 200ms", "--dump-cooldown=5m"].map(OsString::from));
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
     program.say("go")?;
@@ -434,6 +434,15 @@ fn killed() -> Result<()> {
             ensure!(!cycles(&report(&file)?).is_empty(), "after {ms} ms");
         }
     }
+    // Once it has said so, the file is there.
+    let dir = live.dir("killed-later")?;
+    let mut gctrace =
+        keeping(program.pid(), &dir.join("app"), &["1m", "--gvl", "--gvl-budget=100", "--wall"])?;
+    collects(&mut program, 20, "before the last one")?;
+    let (file, _) = ask(&mut gctrace, &dir)?;
+    gctrace.kill()?;
+    ensure!(files(&dir)? == [file.clone()], "{:?}", files(&dir)?);
+    ensure!(cycles(&report(&file)?).len() >= 20, "{} cycles", cycles(&report(&file)?).len());
     Ok(())
 }
 

@@ -388,7 +388,7 @@ fn programs_before_an_exec() -> Result<()> {
         lived_ns: u64,
     }
     let live = Live::begin()?;
-    Ruby::first_and_last(|ruby| {
+    Ruby::first_and_last_at_a_time(|ruby| {
         let gctrace = Invocation::jsonl(["--all-ruby", "--gvl"])?.start_ready()?;
         let done = Script::unwitnessed(&live, ruby, "gvl_execs.rb")?.seeing_proc().run()?;
         let report = gctrace.stop()?;

@@ -227,9 +227,14 @@ struct Clock(Running, u32);
 impl Clock {
     /// Number of gaps above a millisecond in four seconds, while `meanwhile` runs.
     fn gaps(&mut self, meanwhile: impl FnOnce() -> Result<()>) -> Result<u64> {
+        self.gaps_in("4", meanwhile)
+    }
+
+    /// The same in this many seconds.
+    fn gaps_in(&mut self, seconds: &str, meanwhile: impl FnOnce() -> Result<()>) -> Result<u64> {
         let Self(script, turn) = self;
         *turn += 1;
-        script.say("4")?;
+        script.say(seconds)?;
         meanwhile()?;
         let said = script.wait_for_end(&format!(" turn={turn}"))?;
         let gaps = said.split(' ').find_map(|word| word.strip_prefix("gaps=")).context("no gaps")?;
@@ -247,8 +252,8 @@ fn work_is_done_in_bursts() -> Result<()> {
     let script = Script::unwitnessed(&live, &ruby, "bench_stalls.rb")?.arg("1000000").arg(objects).start()?;
     let (process, pid) = (script.pid(), script.pid().to_string());
     let mut clock = Clock(script, 0);
-    // Now its objects exist, and gctrace's analysis of its Ruby is in the cache.
-    clock.gaps(|| Ok(()))?;
+    // Once it answers, its objects exist; after the census, gctrace's analysis of its Ruby is in the cache.
+    clock.gaps_in("0", || Ok(()))?;
     census(&live, process, "type")?;
     pin(process)?;
     let (cache, file) = (live.path("cache"), live.path("heap.json"));
@@ -256,15 +261,15 @@ fn work_is_done_in_bursts() -> Result<()> {
     settled(|| {
         // The baseline: gaps caused by everything else on this machine.
         let alone = clock.gaps(|| Ok(()))?;
+        let other = clock.gaps(|| {
+            let mut spin = Command::new("sh").args(["-c", "while :; do :; done"]).spawn()?;
+            let pinned = pin(spin.id());
+            std::thread::sleep(Duration::from_millis(3800));
+            spin.kill()?;
+            spin.wait()?;
+            pinned
+        })?;
         for what in [&["--by", "class"][..], &["--dump", &file]] {
-            let other = clock.gaps(|| {
-                let mut spin = Command::new("sh").args(["-c", "while :; do :; done"]).spawn()?;
-                let pinned = pin(spin.id());
-                std::thread::sleep(Duration::from_millis(3800));
-                spin.kill()?;
-                spin.wait()?;
-                pinned
-            })?;
             let mut finished = None;
             let ours = clock.gaps(|| {
                 let mut args = vec!["heap", "--pid", &pid, "--cache-dir", &cache];

@@ -90,12 +90,12 @@ fn whole(lines: &[String]) -> Result<(Value, u64, u64)> {
 #[test]
 fn written_pages_became_private() -> Result<()> {
     let live = Live::beside_others()?;
-    Ruby::each(|ruby| {
+    Ruby::two_at_a_time(|ruby| {
         let mut script = forked(&live, ruby)?;
         script.say("fork")?;
         script.wait_for("forked")?;
         let workers = workers(&script)?;
-        let cache = live.path("cache").to_string_lossy().into_owned();
+        let cache = live.path(&format!("cache-{}", ruby.label())).to_string_lossy().into_owned();
         let mut watches = Vec::new();
         for pid in &workers {
             let pid = pid.to_string();

@@ -59,7 +59,7 @@ fn several_holders() -> Result<()> {
 #[test]
 fn objects_that_are_not_watched() -> Result<()> {
     let live = Live::beside_others()?;
-    Ruby::each(|ruby| {
+    Ruby::two_at_a_time(|ruby| {
         let mut script = Script::unwitnessed(&live, ruby, "heap_leaks.rb")?.arg("loose").start()?;
         script.wait_for("ready")?;
         let (head, found) = leaks(&live, script.pid())?;

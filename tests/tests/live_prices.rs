@@ -13,8 +13,6 @@ use serde_json::Value;
 
 /// Factor by which a likely figure may be off.
 const OFF: f64 = 1.5;
-/// Number of runs of the work with and without the advice.
-const TURNS: usize = 2;
 
 /// The cost of a run of a program.
 #[derive(Clone, Copy, Debug)]
@@ -33,12 +31,6 @@ impl Taken {
             majors: report.growth("major_gc_count")? as f64,
             gc: report.growth("time")? as f64,
         })
-    }
-
-    /// The minimum of each figure: other load makes a run longer, never shorter.
-    fn least(self, other: Self) -> Self {
-        let Self { peak, majors, gc } = other;
-        Self { peak: self.peak.min(peak), majors: self.majors.min(majors), gc: self.gc.min(gc) }
     }
 }
 
@@ -78,10 +70,7 @@ fn holds(script: &str, unit: &str) -> Result<()> {
     };
     let price = &plan["price"];
     settled(|| {
-        let (mut before, mut after) = (run(&[])?, run(&settings)?);
-        for _ in 1..TURNS {
-            (before, after) = (before.least(run(&[])?), after.least(run(&settings)?));
-        }
+        let (before, after) = (run(&[])?, run(&settings)?);
         eprintln!("{script} on {}: {settings:?}: {before:?} became {after:?}; {price}", ruby.version());
         is_price(price, before, after).with_context(|| format!("{before:?} became {after:?} by {settings:?}"))
     })

@@ -127,7 +127,7 @@ fn has(sample: &Sample, name: &str) -> bool {
 #[test]
 fn shares_are_those_of_the_cpu_clock() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let run = profile(&live, ruby, "shares.rb")?;
         let by_method = |names: &BTreeMap<String, f64>| {
             names
@@ -244,7 +244,7 @@ fn is_ruby(frame: &Frame) -> bool {
 
 /// Checks that every stack at a known place equals the one that Ruby's `caller_locations` gave there, and that every place was seen.
 fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
-    let run = profile(live, ruby, "callers.rb")?;
+    let run = profile_alone(live, ruby, "callers.rb", &[], &[])?;
     let places =
         run.done.report.extra.get("places").and_then(|value| value.as_array()).context("no places")?;
     let qualified = ruby.is_at_least(3, 4);
@@ -292,21 +292,22 @@ fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
         );
     }
     let missing: Vec<&String> = expected.values().filter(|name| !seen.contains(*name)).collect();
-    ensure_times!(missing.is_empty(), "never seen: {missing:?}");
+    // Each place spins for a time of its own CPU clock, by which samples are taken, too.
+    ensure!(missing.is_empty(), "never seen: {missing:?}");
     Ok(())
 }
 
 /// Stacks of every kind of code equal Ruby's own.
 #[test]
 fn stacks_equal_callers() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| stacks_are_those_of_caller(ruby, &live))
 }
 
 /// The same with JIT-compiled code.
 #[test]
 fn stacks_equal_callers_with_yjit() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut tried = 0;
     Ruby::each(|ruby| {
         let yjit = ruby.clone().with_option("--yjit");

@@ -97,124 +97,121 @@ impl Prometheus {
 #[test]
 fn figures_are_the_programs_own() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::first_and_last(|ruby| {
-        let mut gctrace = Invocation::new(["--all-ruby", "--quiet", "--prometheus", "127.0.0.1:0"])?
-            .with(|command| {
-                command.env_remove("OTEL_SERVICE_NAME");
-            })
-            .start()?;
-        let told = gctrace.wait_error("metrics on")?;
-        let listens = told.split("http://").nth(1).and_then(|rest| rest.split('/').next());
-        let listens = listens.context(told.clone())?.to_owned();
-        gctrace.wait_ready()?;
-        let prometheus = Prometheus::start(&live, &listens)?;
-        let service = format!("shop {} \"\\", ruby.version());
-        let script = Script::unwitnessed(&live, ruby, "scraped.rb")?
-            .arg("40")
-            .arg("stay")
-            .env("OTEL_SERVICE_NAME", &service);
-        let selector = format!("{{service=\"shop {} \\\"\\\\\"}}", ruby.version());
-        let one = |query: String| -> Result<f64> {
-            let found = prometheus.query(&query)?;
-            found.first().copied().filter(|_| found.len() == 1).with_context(|| format!("{query}: {found:?}"))
-        };
-        let collections = format!("sum(cruby_gc_collections_total{selector})");
-        let objects = || -> Result<[u64; 2]> {
-            let total = |what: &str| one(format!("cruby_{what}_objects_total{selector}"));
-            Ok([total("allocated")? as u64, total("freed")? as u64])
-        };
-        let mut running = script.waiting().start()?;
-        let told = running.wait_for_end("settled")?;
-        running.wait_for("ready")?;
-        prometheus.wait(&collections, told.split_whitespace().next().context("a number")?.parse()?)?;
-        let before = objects()?;
-        running.say("go")?;
-        running.wait_for("worked")?;
-        let outputs = running.outputs();
-        let (report, _) = outputs.read("")?;
-        let count = report.after["count"].as_u64().context("GC.count")?;
-        prometheus.wait(&collections, count as f64)?;
-        let stat = |key: &str| report.after.get(key).and_then(Value::as_u64).context(key.to_owned());
-        let majors = format!("{},type=\"major\"}}", selector.trim_end_matches('}'));
-        prometheus
-            .wait(&format!("sum(cruby_gc_collections_total{majors})"), stat("major_gc_count")? as f64)?;
-        // Both times the last GC event is the end of a collection, after which the program allocated nothing before it read GC.stat.
-        let settled = report.extra["settled"].as_object().context("GC.stat before the work")?;
-        let after = objects()?;
-        for (at, key) in ["total_allocated_objects", "total_freed_objects"].into_iter().enumerate() {
-            let grown = stat(key)? - settled[key].as_u64().context(key)?;
-            ensure!(
-                after[at] - before[at] == grown && grown > 100_000,
-                "{key}: from {} to {}, but it grew by {grown}",
-                before[at],
-                after[at]
-            );
-        }
-        // Allocations before the first GC event are not seen.
-        let all = stat("total_allocated_objects")?;
-        ensure!(after[0] <= all, "{} <= {all}", after[0]);
-        let pauses = one(format!("sum(cruby_gc_pause_seconds_count{selector})"))?;
-        ensure!(pauses >= count as f64, "{pauses} pauses of {count} cycles");
-        if report.after.contains_key("time") {
-            // Both are the time of the same pauses. Ruby reads its clock between the probes, and counts CPU time, which a preemption does not
-            // add to. gctrace reads its own a moment earlier at both ends.
-            let seconds = one(format!("sum(cruby_gc_time_seconds_total{selector})"))?;
-            let theirs = stat("time")? as f64 / 1000.0;
-            println!("{seconds} s in {pauses} pauses, {theirs} s by GC.stat");
-            ensure!(
-                theirs > 0.01 && seconds >= theirs - pauses * 20e-6 * slowness() as f64,
-                "{seconds} s in {pauses} pauses, {theirs} s by GC.stat"
-            );
-        }
-        let longest =
-            one(format!("histogram_quantile(1, sum by (le) (cruby_gc_pause_seconds_bucket{selector}))"))?;
-        ensure!(longest > 0.0 && longest.is_finite(), "a longest pause of {longest} s");
-        let rss = one(format!("cruby_resident_memory_bytes{selector}"))?;
-        ensure!((4e6..4e9).contains(&rss), "{rss} bytes");
-        prometheus.wait(&format!("cruby_processes{selector}"), 1.0)?;
+    let ruby = &Ruby::main()?;
+    let _resident = ruby.resident()?;
+    let mut gctrace = Invocation::new(["--all-ruby", "--quiet", "--prometheus", "127.0.0.1:0"])?
+        .with(|command| {
+            command.env_remove("OTEL_SERVICE_NAME");
+        })
+        .start()?;
+    let told = gctrace.wait_error("metrics on")?;
+    let listens = told.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let listens = listens.context(told.clone())?.to_owned();
+    gctrace.wait_ready()?;
+    let prometheus = Prometheus::start(&live, &listens)?;
+    let service = format!("shop {} \"\\", ruby.version());
+    let script = Script::unwitnessed(&live, ruby, "scraped.rb")?
+        .arg("40")
+        .arg("stay")
+        .env("OTEL_SERVICE_NAME", &service);
+    let selector = format!("{{service=\"shop {} \\\"\\\\\"}}", ruby.version());
+    let one = |query: String| -> Result<f64> {
+        let found = prometheus.query(&query)?;
+        found.first().copied().filter(|_| found.len() == 1).with_context(|| format!("{query}: {found:?}"))
+    };
+    let collections = format!("sum(cruby_gc_collections_total{selector})");
+    let objects = || -> Result<[u64; 2]> {
+        let total = |what: &str| one(format!("cruby_{what}_objects_total{selector}"));
+        Ok([total("allocated")? as u64, total("freed")? as u64])
+    };
+    let mut running = script.waiting().start()?;
+    let told = running.wait_for_end("settled")?;
+    running.wait_for("ready")?;
+    prometheus.wait(&collections, told.split_whitespace().next().context("a number")?.parse()?)?;
+    let before = objects()?;
+    running.say("go")?;
+    running.wait_for("worked")?;
+    let outputs = running.outputs();
+    let (report, _) = outputs.read("")?;
+    let count = report.after["count"].as_u64().context("GC.count")?;
+    prometheus.wait(&collections, count as f64)?;
+    let stat = |key: &str| report.after.get(key).and_then(Value::as_u64).context(key.to_owned());
+    let majors = format!("{},type=\"major\"}}", selector.trim_end_matches('}'));
+    prometheus.wait(&format!("sum(cruby_gc_collections_total{majors})"), stat("major_gc_count")? as f64)?;
+    // Both times the last GC event is the end of a collection, after which the program allocated nothing before it read GC.stat.
+    let settled = report.extra["settled"].as_object().context("GC.stat before the work")?;
+    let after = objects()?;
+    for (at, key) in ["total_allocated_objects", "total_freed_objects"].into_iter().enumerate() {
+        let grown = stat(key)? - settled[key].as_u64().context(key)?;
+        ensure!(
+            after[at] - before[at] == grown && grown > 100_000,
+            "{key}: from {} to {}, but it grew by {grown}",
+            before[at],
+            after[at]
+        );
+    }
+    // Allocations before the first GC event are not seen.
+    let all = stat("total_allocated_objects")?;
+    ensure!(after[0] <= all, "{} <= {all}", after[0]);
+    let pauses = one(format!("sum(cruby_gc_pause_seconds_count{selector})"))?;
+    ensure!(pauses >= count as f64, "{pauses} pauses of {count} cycles");
+    if report.after.contains_key("time") {
+        // Both are the time of the same pauses. Ruby reads its clock between the probes, and counts CPU time, which a preemption does not
+        // add to. gctrace reads its own a moment earlier at both ends.
+        let seconds = one(format!("sum(cruby_gc_time_seconds_total{selector})"))?;
+        let theirs = stat("time")? as f64 / 1000.0;
+        println!("{seconds} s in {pauses} pauses, {theirs} s by GC.stat");
+        ensure!(
+            theirs > 0.01 && seconds >= theirs - pauses * 20e-6 * slowness() as f64,
+            "{seconds} s in {pauses} pauses, {theirs} s by GC.stat"
+        );
+    }
+    let longest =
+        one(format!("histogram_quantile(1, sum by (le) (cruby_gc_pause_seconds_bucket{selector}))"))?;
+    ensure!(longest > 0.0 && longest.is_finite(), "a longest pause of {longest} s");
+    let rss = one(format!("cruby_resident_memory_bytes{selector}"))?;
+    ensure!((4e6..4e9).contains(&rss), "{rss} bytes");
+    prometheus.wait(&format!("cruby_processes{selector}"), 1.0)?;
 
-        let dashboard = std::fs::read_to_string(repository().join("deploy/grafana/ruby-gc.json"))?;
-        let dashboard: Value = serde_json::from_str(&dashboard)?;
-        for panel in dashboard["panels"].as_array().context("panels")? {
-            for wanted in panel["targets"].as_array().context("targets")? {
-                let query = wanted["expr"].as_str().context("a query")?;
-                let query = query.replace("$service", "shop.*").replace("$__rate_interval", "1m");
-                // Long waits exist only with --gvl. A rate needs two scrapes.
-                let deadline = Instant::now() + PATIENCE;
-                while prometheus.query(&query)?.is_empty() && !query.contains("gvl") {
-                    ensure!(Instant::now() < deadline, "{query} finds nothing");
-                    std::thread::sleep(Duration::from_millis(200));
-                }
+    let dashboard = std::fs::read_to_string(repository().join("deploy/grafana/ruby-gc.json"))?;
+    let dashboard: Value = serde_json::from_str(&dashboard)?;
+    for panel in dashboard["panels"].as_array().context("panels")? {
+        for wanted in panel["targets"].as_array().context("targets")? {
+            let query = wanted["expr"].as_str().context("a query")?;
+            let query = query.replace("$service", "shop.*").replace("$__rate_interval", "1m");
+            // Long waits exist only with --gvl. A rate needs two scrapes.
+            let deadline = Instant::now() + PATIENCE;
+            while prometheus.query(&query)?.is_empty() && !query.contains("gvl") {
+                ensure!(Instant::now() < deadline, "{query} finds nothing");
+                std::thread::sleep(Duration::from_millis(200));
             }
         }
+    }
 
-        let address = listens.parse()?;
-        let text = http::get(address, "/metrics")?;
-        ensure!(text.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{:?}", text.headers);
-        let file = live.path("metrics.txt");
-        std::fs::write(&file, &text.body)?;
-        let checked = Command::new("promtool")
-            .args(["check", "metrics"])
-            .stdin(std::fs::File::open(&file)?)
-            .output()?;
-        ensure!(
-            checked.status.success() && checked.stderr.is_empty(),
-            "promtool check metrics: {}",
-            String::from_utf8_lossy(&checked.stderr)
-        );
-        ensure!(http::get(address, "/healthz")?.code == 200 && http::get(address, "/")?.code == 404);
-        ensure!(http::post(address, "/metrics", &[], b"x")?.code == 405);
+    let address = listens.parse()?;
+    let text = http::get(address, "/metrics")?;
+    ensure!(text.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{:?}", text.headers);
+    let file = live.path("metrics.txt");
+    std::fs::write(&file, &text.body)?;
+    let checked =
+        Command::new("promtool").args(["check", "metrics"]).stdin(std::fs::File::open(&file)?).output()?;
+    ensure!(
+        checked.status.success() && checked.stderr.is_empty(),
+        "promtool check metrics: {}",
+        String::from_utf8_lossy(&checked.stderr)
+    );
+    ensure!(http::get(address, "/healthz")?.code == 200 && http::get(address, "/")?.code == 404);
+    ensure!(http::post(address, "/metrics", &[], b"x")?.code == 405);
 
-        // The counts of an ended process stay, but it no longer counts as running.
-        running.say("")?;
-        running.finish()?;
-        prometheus.wait(&format!("cruby_processes{selector}"), 0.0)?;
-        let last = one(collections)?;
-        ensure!(last >= count as f64, "{last} collections after the end, {count} before");
-        let finished = gctrace.interrupt()?;
-        ensure!(finished.status.success(), "{}", finished.errors());
-        Ok(())
-    })
+    // The counts of an ended process stay, but it no longer counts as running.
+    running.say("")?;
+    running.finish()?;
+    prometheus.wait(&format!("cruby_processes{selector}"), 0.0)?;
+    let last = one(collections)?;
+    ensure!(last >= count as f64, "{last} collections after the end, {count} before");
+    let finished = gctrace.interrupt()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    Ok(())
 }
 
 /// The alert rules pass their own tests.

@@ -2,7 +2,11 @@
 //!
 //! A hypervisor that takes a CPU away shifts every clock reading around that moment, by tens of milliseconds at a time. The kernel counts the
 //! stolen time (`steal` in `/proc/stat`), but not from which task. A comparison of times that fails is therefore repeated with another run
-//! of the program. A defect fails each time, and so does [`settled`]. Results that are counted, ordered or named are never repeated.
+//! of the program. A defect fails each time, and so does [`settled`]. A result that does not depend on the machine's load (a count of events, their
+//! order, their names) is checked by `ensure!`, whose failure is never repeated. What follows from times is a comparison of times, too: which
+//! method takes the largest share, how many samples there are in so many seconds.
+//!
+//! How often a comparison was repeated is part of the account of `cargo xtask test`: one that needs it often is too strict, or hides a defect.
 //!
 //! The guests and the build that `cargo xtask test --kernels` runs beside the tests disturb times likewise: they have idle priority, but the
 //! kernel's work for them (interrupts, its own threads) does not. They are paused while a comparison is repeated.
@@ -14,6 +18,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+
+use crate::live::account;
 
 /// Number of failed attempts at a comparison of times after which its test fails.
 const ATTEMPTS: usize = 3;
@@ -72,7 +78,12 @@ pub fn settled<T>(mut measure: impl FnMut() -> Result<T>) -> Result<T> {
         let _quiet = if attempt > 1 { Some(Quiet::begin()?) } else { None };
         let stolen = stolen_ns()?;
         let error = match measure() {
-            Ok(value) => return Ok(value),
+            Ok(value) => {
+                if attempt > 1 {
+                    account(&format!("repeated {}", attempt - 1));
+                }
+                return Ok(value);
+            }
             Err(error) => error,
         };
         let of_times = error.chain().any(<dyn std::error::Error>::is::<Disagreement>);

@@ -12,7 +12,8 @@ use anyhow::{Context as _, Result};
 
 use crate::util::{progress, target_dir};
 
-/// The environment variable with the path of the file to which each live test appends a line when it ends (`Turn` in tests/src/live.rs).
+/// The environment variable with the path of the file to which each live test appends a line when it ends (`Turn` in tests/src/live.rs), and one
+/// if a comparison of times was repeated before it succeeded (`settled` in tests/src/timing.rs).
 pub(super) const VARIABLE: &str = "GCTRACE_TEST_TIMES";
 /// Number of the slowest tests that are listed.
 const LISTED: usize = 10;
@@ -89,6 +90,12 @@ fn line(line: &str) -> Option<(Duration, bool, &str)> {
     Some((took, alone, words.next()?))
 }
 
+/// Parses a line about a comparison of times that was repeated: how often, name of the test.
+fn repeated(line: &str) -> Option<(u32, &str)> {
+    let (count, name) = line.strip_prefix("repeated ")?.split_once(' ')?;
+    Some((count.parse().ok()?, name))
+}
+
 fn text(lines: &str, took: Duration) -> String {
     let mut tests: Vec<_> = lines.lines().filter_map(line).collect();
     let sum = |which: bool| -> (usize, Duration) {
@@ -108,6 +115,10 @@ fn text(lines: &str, took: Duration) -> String {
         let alone = if *alone { "" } else { " (beside others)" };
         let _infallible = write!(text, "\n  {:5.1} s  {name}{alone}", took.as_secs_f64());
     }
+    let again: Vec<_> =
+        lines.lines().filter_map(repeated).map(|(count, name)| format!("{name} ({count})")).collect();
+    let again = if again.is_empty() { "none".to_owned() } else { again.join(", ") };
+    let _infallible = write!(text, "\ntest: comparisons of times that were repeated: {again}");
     text
 }
 
@@ -126,14 +137,17 @@ mod tests {
     /// Sums of both kinds, and the slowest tests first; invalid lines are skipped.
     #[test]
     fn account() {
-        let lines = "1500 alone live_gc::a\n63000 beside live_killed::b\n\n12 other x\nx alone y\n20500 alone live_diff::c\n";
-        let text = text(lines, Duration::from_secs(80));
+        let lines = "1500 alone live_gc::a\n63000 beside live_killed::b\n\n12 other x\nx alone y\nrepeated 2 live_diff::c\n\
+                     20500 alone live_diff::c\nrepeated x y\nrepeated 1 live_gc::d\n";
+        let text = |lines| text(lines, Duration::from_secs(80));
         let expected = [
             "test: live tests took 80 s: 2 tests that have the machine for themselves 22 s, 1 beside each other 63 s. The slowest:",
             "   63.0 s  live_killed::b (beside others)",
             "   20.5 s  live_diff::c",
             "    1.5 s  live_gc::a",
+            "test: comparisons of times that were repeated: live_diff::c (2), live_gc::d (1)",
         ];
-        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert_eq!(text(lines).lines().collect::<Vec<_>>(), expected);
+        assert!(text("1500 alone live_gc::a\n").ends_with("repeated: none"));
     }
 }

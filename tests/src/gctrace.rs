@@ -15,6 +15,9 @@ use crate::ledger;
 use crate::live::{Live, gctrace_binary};
 use crate::report::Report;
 
+/// What gctrace prints if its counts do not balance (crates/report/src/ledger/account.rs).
+const UNBALANCED: &str = "THE COUNTS DO NOT ADD UP";
+
 /// A gctrace command that has not been started.
 #[derive(Debug)]
 pub struct Invocation {
@@ -180,9 +183,12 @@ impl Gctrace {
         Ok((report, finished))
     }
 
-    /// Waits until it ends by itself. Any status is accepted.
+    /// Waits until it ends by itself. Any status is accepted. Its own check of the ledger must not have failed, in any format.
     pub fn wait(self) -> Result<Finished> {
-        self.process.finish(PATIENCE)
+        let finished = self.process.finish(PATIENCE)?;
+        let broken = finished.stdout.iter().chain(&finished.stderr).find(|line| line.contains(UNBALANCED));
+        ensure!(broken.is_none(), "{broken:?}");
+        Ok(finished)
     }
 
     /// Kills it at once, without any chance to clean up.

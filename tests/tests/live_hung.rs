@@ -86,6 +86,7 @@ fn each_thread_is_there() -> Result<()> {
         }
         // A release with unknown layouts has no Ruby stacks at all, and gctrace says so.
         if finished.errors().contains("its Ruby stacks are not read") {
+            ensure!(!ruby.has_tables(), "{}", finished.errors());
             let unread = |sample: &Sample| sample.stack.iter().any(|f| f.name == "(Ruby stack not readable)");
             ensure!(of_script.iter().all(unread), "{of_script:?}");
             return Ok(());

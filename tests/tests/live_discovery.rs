@@ -9,7 +9,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Report as ScriptReport, Script};
-use gctrace_tests::witness::Log;
+use gctrace_tests::witness::{Kind, Log};
 use gctrace_tests::{PATIENCE, compare, ledger, tunemygc};
 
 /// Checks that all cycles of the process during the script's work are reported, and equal to the witness's if there was one.
@@ -100,16 +100,49 @@ fn attached_in_the_middle_of_a_cycle() -> Result<()> {
     })
 }
 
-/// Programs collect garbage continuously while gctrace attaches: from the first line on, no cycle is missing, and
-/// nothing counts as lost, because nothing was.
+/// Compares whole cycles, which follow each other, with the part of the log in which they happened.
+fn are_the_witnesss(lines: &[&GcLine], log: &Log) -> Result<()> {
+    let [first, .., last] = lines else { anyhow::bail!("{} whole cycles", lines.len()) };
+    let place =
+        |kind, count| log.events.iter().position(|event| event.kind == kind && event.count() == count);
+    let start = place(Kind::Start, first.count).context("its start is not in the log")?;
+    let end = place(Kind::EndSweep, last.count).context("its end is not in the log")?;
+    let enter =
+        log.events[..start].iter().rposition(|event| event.kind == Kind::Enter).context("no enter")?;
+    let exit = log.events[end..].iter().position(|event| event.kind == Kind::Exit).context("no exit")? + end;
+    let part = Log {
+        begin_ns: enter.checked_sub(1).map_or(log.begin_ns, |before| log.events[before].ns),
+        end_ns: log.events[exit].ns,
+        begins_in_a_cycle: false,
+        events: log.events[enter..=exit].to_vec(),
+        ..log.clone()
+    };
+    let compared = compare::cycles(lines, &part);
+    compared.demand_equal()?;
+    ensure!(
+        (compared.starts, compared.ends) == (lines.len(), lines.len()),
+        "{} starts and {} ends of {}",
+        compared.starts,
+        compared.ends,
+        lines.len()
+    );
+    compare::pauses(lines, &part)?;
+    Ok(())
+}
+
+/// Programs collect garbage continuously while gctrace attaches and while it stops: from the first line on, no cycle is missing, and nothing
+/// counts as lost, because nothing was. State and pauses of all whole cycles are those of the witness.
 #[test]
 fn attached_to_busy_programs() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
-    for _ in 0..3 {
-        let mut programs = (0..2)
-            .map(|_| Script::unwitnessed(&live, &ruby, "steady.rb")?.arg("lazy").start())
-            .collect::<Result<Vec<_>>>()?;
+    for round in 0..3 {
+        let witnessed = round == 0;
+        let script = || {
+            let new = if witnessed { Script::new } else { Script::unwitnessed };
+            new(&live, &ruby, "steady.rb")
+        };
+        let mut programs = (0..2).map(|_| script()?.arg("lazy").start()).collect::<Result<Vec<_>>>()?;
         for program in &mut programs {
             program.wait_for("ready")?;
         }
@@ -125,7 +158,12 @@ fn attached_to_busy_programs() -> Result<()> {
             let processes = report.processes_of(program.pid()).count();
             ensure!(processes == 1, "{processes} process lines");
             program.say("stop")?;
-            program.finish_any()?;
+            let done = program.finish_any()?;
+            if let Some(log) = &done.witness {
+                let whole = report.gcs_of(done.pid).filter(|line| line.complete).collect::<Vec<_>>();
+                ensure!(whole.len() + 1 >= counts.len(), "{} whole cycles of {counts:?}", whole.len());
+                are_the_witnesss(&whole, log)?;
+            }
         }
     }
     Ok(())

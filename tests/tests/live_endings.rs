@@ -111,6 +111,7 @@ fn interrupted_start() -> Result<()> {
         [&recording, &lines].into_iter().try_for_each(std::fs::remove_file)
     };
     begin_anew()?;
+    let mut interrupted = 0;
     for (milliseconds, signal) in
         [(50, Signal::INT), (200, Signal::INT), (400, Signal::TERM), (700, Signal::INT)]
     {
@@ -125,6 +126,7 @@ fn interrupted_start() -> Result<()> {
             begin_anew()?;
             continue;
         }
+        interrupted += 1;
         ensure!(!finished.status.success(), "{}:\n{}", finished.status, finished.errors());
         ensure!(took < most, "after {milliseconds} ms: {took:?} to end");
         ensure!(std::fs::read_to_string(&svg)? == "old", "after {milliseconds} ms the old file is gone");
@@ -132,6 +134,7 @@ fn interrupted_start() -> Result<()> {
             ensure!(!path.exists(), "after {milliseconds} ms {} is left", path.display());
         }
     }
+    ensure!(interrupted > 0, "no start was interrupted");
     Ok(())
 }
 
@@ -170,12 +173,12 @@ fn lines_of_a_terminal() -> Result<()> {
     let _live = Live::beside_others()?;
     let ruby = busy()?;
     let command = format!(
-        "{} --pid {} --duration 2s --wall --flamegraph /dev/null/none",
+        "{} --pid {} --duration 2s --wall --otlp http://127.0.0.1:9",
         gctrace_binary()?.display(),
         ruby.pid()
     );
-    // script(1) is in Debian's essential packages. A flame graph that cannot be written leads to one more message.
-    for command in [command.clone(), command.replace(" --flamegraph /dev/null/none", "")] {
+    // script(1) is in Debian's essential packages. Pushes that nobody accepts lead to more messages.
+    for command in [command.clone(), command.replace(" --otlp http://127.0.0.1:9", "")] {
         let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         // The text that the terminal shows: erased lines are gone.
@@ -190,7 +193,10 @@ fn lines_of_a_terminal() -> Result<()> {
             })
             .collect();
         ensure!(joined.is_empty(), "{joined:?}\n{text}");
-        ensure!(text.contains("gctrace: "), "{text}");
+        // There was a run, its progress line was erased, and its results were printed.
+        for part in ["gctrace: ready", "\r\u{1b}[K", "TOTAL"] {
+            ensure!(text.contains(part), "no {part:?}: {text}");
+        }
     }
     Ok(())
 }

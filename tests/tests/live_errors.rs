@@ -259,7 +259,8 @@ fn without_tracefs() -> Result<()> {
     // A separate mount namespace, so that nothing changes outside.
     command.args(["--mount", "sh", "-c"]);
     command.arg(
-        "umount /sys/kernel/tracing; umount /sys/kernel/debug/tracing; umount /sys/kernel/debug; exec \"$@\"",
+        "umount /sys/kernel/tracing; umount /sys/kernel/debug/tracing; umount /sys/kernel/debug; \
+         ! mountpoint -q /sys/kernel/tracing && ! mountpoint -q /sys/kernel/debug || exit 99; exec \"$@\"",
     );
     command.args(["sh".as_ref(), binary.as_os_str()]);
     command.args(["--pid", &script.pid().to_string(), "--duration", "1s"]);

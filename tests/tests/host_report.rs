@@ -395,3 +395,41 @@ fn fields() -> Result<()> {
     );
     Ok(())
 }
+
+/// `--tunemygc-mib` deletes the oldest sample sets beyond that size; without it they all stay.
+#[test]
+fn least_recent_sets() -> Result<()> {
+    for (flags, stays) in [(&[][..], true), (&["--tunemygc-mib=1"], false)] {
+        let dir = tempfile::tempdir()?;
+        let old = dir.path().join("tunemygc-1-1.00.json");
+        let path = dir.path().to_str().context("a path")?;
+        fs::write(&old, vec![b'x'; 1 << 20])?;
+        let time = std::time::SystemTime::now() - std::time::Duration::from_hours(1);
+        fs::File::options().write(true).open(&old)?.set_modified(time)?;
+        report(&[&["3.4.gctrace", "--tunemygc", path], flags].concat())?;
+        let sets = fs::read_dir(dir.path())?.count();
+        ensure!(old.exists() == stays && sets == 1 + usize::from(stays), "{flags:?}: {sets} sets");
+    }
+    Ok(())
+}
+
+/// `--program` compares the processes of the program with this name, and no others.
+#[test]
+fn compared_program() -> Result<()> {
+    let diff = |program: &[&str]| -> Result<(Option<i32>, Value)> {
+        let words = [&["diff", "3.3.gctrace", "3.4.gctrace", "--format=json"], program].concat();
+        let in_place = |command: &mut Command| {
+            command.current_dir(recordings());
+        };
+        let finished = Invocation::new(words)?.with(in_place).run()?;
+        Ok((finished.status.code(), serde_json::from_str(&finished.stdout.join("\n"))?))
+    };
+    let (status, all) = diff(&[])?;
+    ensure!(all["tables"].as_array().is_some_and(|tables| !tables.is_empty()), "{all}");
+    ensure!(diff(&["--program", "golden"])? == (status, all.clone()), "{all}");
+    let (status, none) = diff(&["--program", "gold"])?;
+    let said: Vec<String> = serde_json::from_value(none["nothing"].clone())?;
+    ensure!(status == Some(2) && none["tables"] == serde_json::json!([]), "{status:?}: {none}");
+    ensure!(said == ["A has no such process", "B has no such process"], "{said:?}");
+    Ok(())
+}

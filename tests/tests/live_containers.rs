@@ -388,6 +388,41 @@ fn cgroup_to_come() -> Result<()> {
     Ok(())
 }
 
+/// The pod of a container has its name if its folder is below `--kube-root`.
+#[test]
+fn pods_have_names() -> Result<()> {
+    const UID: &str = "01234567-89ab-cdef-0123-456789abcdef";
+    let live = Live::beside_others()?;
+    live.dir(&format!("var/log/pods/shop_web-1_{UID}"))?;
+    let outer = Cgroup::new(None, "kubepods")?;
+    let pod = outer.below(&format!("pod{UID}"))?;
+    let container = pod.below(&"c".repeat(64))?;
+    let mut program = SteppedRuby::start()?;
+    let pid = program.process.pid();
+    container.take(pid)?;
+    let (pid_text, root) = (pid.to_string(), live.path(""));
+    let mut found = Vec::new();
+    for more in [&[][..], &["--kube-root".as_ref(), root.as_os_str()]] {
+        let args = ["--pid".as_ref(), pid_text.as_ref()].into_iter().chain(more.iter().copied());
+        let mut gctrace = Invocation::jsonl::<[&std::ffi::OsStr; 0]>([])?
+            .with(|command| {
+                command.args(args);
+            })
+            .start_ready()?;
+        program.collect(1)?;
+        gctrace.wait_line("process", pid)?;
+        let (_, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+        let process = finished.stdout.iter().find(|line| line.starts_with(r#"{"type":"process""#));
+        let process: serde_json::Value = serde_json::from_str(process.context("no process line")?)?;
+        found.push(["pod", "pod_namespace", "pod_uid"].map(|name| process[name].as_str().map(str::to_owned)));
+    }
+    container.release(pid)?;
+    let uid = Some(UID.to_owned());
+    let expected = [[None, None, uid.clone()], [Some("web-1".to_owned()), Some("shop".to_owned()), uid]];
+    ensure!(found == expected, "{found:?}");
+    Ok(())
+}
+
 /// Creates or removes cgroups below another one: 40 nested ones with the name of a unit, and 25 nested ones with long names.
 const NEST: &str = "import os, sys
 for names in ['gctrace-hostile.service'] * 40, ['x' * 200] * 25:

@@ -89,6 +89,28 @@ fn debug_package_in_the_process_root() -> Result<()> {
     Ok(())
 }
 
+/// `--layout-from` takes the debug information of the file that it names, and of no other: here of another build, which is refused.
+#[test]
+fn a_file_of_another_build() -> Result<()> {
+    let live = Live::beside_others()?;
+    let mut script = waiting(&live, &Ruby::main()?)?;
+    let pid = script.pid().to_string();
+    let own = Ruby::main()?.library()?.to_string_lossy().into_owned();
+    let (source, other) = (live.path("other.c"), live.path("other.so").to_string_lossy().into_owned());
+    fs::write(&source, "int other;\n")?;
+    output("cc", &["-g", "-shared", "-Wl,--build-id", &source.to_string_lossy(), "-o", &other])?;
+    let args = |file| ["--pid", &pid, "--no-cache", "--duration", "200ms", "--layout-from", file];
+    let finished = Invocation::new(args(&other))?.run()?;
+    let said = finished.errors();
+    ensure!(!finished.status.success(), "{}: {said}", finished.status);
+    for part in ["--layout-from belongs to another build".to_owned(), build_id(&own)?, build_id(&other)?] {
+        ensure!(said.contains(&part), "no {part}: {said}");
+    }
+    script.say("go")?;
+    script.finish()?;
+    Ok(())
+}
+
 /// A debuginfod server that does not answer until it is released, and then has no files.
 struct Stalling {
     url: String,

@@ -1,6 +1,6 @@
 //! Requests of Unicorn and WEBrick, whose threads block. Each must agree with the log of the application that served it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -13,12 +13,14 @@ use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::{PATIENCE, ensure_times, ledger};
+use gctrace_tests::{PATIENCE, ensure_times, ledger, slowness};
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Text in requests that must never appear in an output.
 const SECRET: &str = "SECRET";
+/// Maximum time from when a server listens, or from the fork of a worker, until its probes are attached, on a physical machine. Nothing is printed then.
+const ATTACHED: Duration = Duration::from_millis(500);
 /// Debian's path, in the Rubies that have it.
 const UNICORN: &str = "/usr/bin/unicorn";
 /// Debian's path, for its own Ruby.
@@ -229,6 +231,13 @@ fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[(String,
     Ok(())
 }
 
+/// The workers of a Unicorn.
+fn workers(server: &Server) -> Result<BTreeSet<u32>> {
+    let pid = server.process.pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    Ok(children.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+}
+
 /// Two existing workers, and one more that is forked while gctrace runs; twice in a row.
 #[test]
 fn unicorn() -> Result<()> {
@@ -243,9 +252,14 @@ fn unicorn() -> Result<()> {
             let pid = server.process.pid().to_string();
             let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
             let mut answered = server.load(round, false)?;
+            let before = workers(&server)?;
             server.process.signal(Signal::TTIN)?;
-            // Its probes are attached some milliseconds after the fork.
-            std::thread::sleep(Duration::from_millis(500));
+            let since = Instant::now();
+            while workers(&server)? == before {
+                ensure!(since.elapsed() < PATIENCE, "no new worker");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            std::thread::sleep(ATTACHED * u32::try_from(slowness())?);
             answered.extend(server.load(&format!("{round}p"), false)?);
             gctrace.wait_requests(answered.len())?;
             std::thread::sleep(Duration::from_millis(200));
@@ -269,8 +283,7 @@ fn webrick() -> Result<()> {
         command.arg(web("listener.rb"));
         let other = Server::start(&live, "listener", &mut command, |port| vec![port.to_string()])?;
         let (server, other) = (server.wait_until_it_listens()?, other.wait_until_it_listens()?);
-        // The probes are attached some milliseconds after it started to listen.
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(ATTACHED * u32::try_from(slowness())?);
         let mut answered = server.load("m", true)?;
         answered.extend(server.load("n", true)?);
         for _ in 0..20 {
@@ -307,7 +320,7 @@ fn webrick_on_a_busy_cpu() -> Result<()> {
     for _ in 0..2 {
         let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
         let server = Server::idle_webrick(&live, &ruby)?.wait_until_it_listens()?;
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(ATTACHED * u32::try_from(slowness())?);
         Server::ask(&mut server.connect()?, "GET /plain/busy HTTP/1.1\r\nHost: x\r\n\r\n", None)?;
         gctrace.wait_requests(1)?;
         let (report, _) = gctrace.stop_by(Signal::INT)?;

@@ -11,7 +11,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::unix_server::{Truth, UnixServer};
-use gctrace_tests::{ensure_times, ledger};
+use gctrace_tests::{ensure_times, ledger, slowness};
 use rustix::process::Signal;
 
 /// Text in requests that must never appear in an output.
@@ -395,7 +395,7 @@ fn puma_cluster_on_a_unix_socket() -> Result<()> {
         let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
         let server = UnixServer::puma(&live, &ruby, "2")?;
         // Probes are attached some milliseconds after a worker has started to run.
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(Duration::from_secs(2) * u32::try_from(slowness())?);
         let answered = at_the_same_time(6, |at| {
             let mut names = Names::new(at);
             kept(Client::unix(&server)?, &mut names)?;

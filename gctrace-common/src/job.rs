@@ -3,7 +3,7 @@
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{event::Header, gvl::OwnTimes};
+use crate::{event::Header, gvl::OwnTimes, memory::MemoryUse};
 
 /// Maximum number of bytes kept from the start of a reply.
 pub const HEAD_BYTES: usize = 1024;
@@ -101,6 +101,8 @@ pub struct JobEvent {
     pub alloc_slots: u64,
     /// See [`RequestEvent::alloc_bytes`](crate::request::RequestEvent::alloc_bytes).
     pub alloc_bytes: u64,
+    /// See [`RequestEvent::memory`](crate::request::RequestEvent::memory).
+    pub memory: MemoryUse,
     /// Number of bytes of the reply.
     pub total: u64,
     /// 1: the thread connected to the port of Redis during the job, so it may have waited for Redis before it requested the next job.
@@ -120,4 +122,4 @@ pub struct JobEvent {
 }
 
 const _: () = assert!(size_of::<Fetcher>() == 16 + 32 + HEAD_BYTES + 2 * TAIL_BYTES);
-const _: () = assert!(size_of::<JobEvent>() == 40 + 56 + 48 + 16 + 16 + HEAD_BYTES + 2 * TAIL_BYTES);
+const _: () = assert!(size_of::<JobEvent>() == 40 + 56 + 48 + 16 + 24 + 16 + HEAD_BYTES + 2 * TAIL_BYTES);

@@ -1,5 +1,5 @@
 //! The memory counters of a process, as the kernel keeps them in `struct mm_struct`: where they are (from the kernel's BTF)
-//! and their values at an event.
+//! and their values at an event. Also the page faults of a thread.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -83,17 +83,72 @@ impl MemoryPages {
 
     /// Resident pages: anonymous ones, those of files, and shared memory.
     #[must_use]
-    pub fn resident(&self) -> u64 {
+    #[inline]
+    pub const fn resident(&self) -> u64 {
         self.count(MM_FILE) + self.count(MM_ANON) + self.count(MM_SHMEM)
     }
 
     /// A counter as the kernel reports it: never below 0.
     #[must_use]
-    pub fn count(&self, counter: usize) -> u64 {
-        self.counters.get(counter).map_or(0, |count| (*count).max(0).cast_unsigned())
+    #[inline]
+    pub const fn count(&self, counter: usize) -> u64 {
+        if counter < MEMORY_COUNTERS && self.counters[counter] > 0 {
+            self.counters[counter].cast_unsigned()
+        } else {
+            0
+        }
     }
 }
 
+/// What a thread and its process have used of memory up to a moment, or between two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct MemoryUse {
+    /// Page faults of the thread that needed no I/O (`task_struct.min_flt`); [`MemoryUse::FAULTS_UNKNOWN`]: neither number is known.
+    pub minor_faults: u64,
+    /// Page faults of the thread that needed I/O (`task_struct.maj_flt`).
+    pub major_faults: u64,
+    /// Resident pages of the process, or by how many they grew; [`MemoryUse::PAGES_UNKNOWN`]: unknown.
+    pub resident: i64,
+}
+
+impl MemoryUse {
+    /// See [`MemoryUse::minor_faults`].
+    pub const FAULTS_UNKNOWN: u64 = u64::MAX;
+    /// See [`MemoryUse::resident`].
+    pub const PAGES_UNKNOWN: i64 = i64::MIN;
+    /// Nothing is known.
+    pub const UNKNOWN: Self =
+        Self { minor_faults: Self::FAULTS_UNKNOWN, major_faults: 0, resident: Self::PAGES_UNKNOWN };
+
+    /// Stores the page faults of the thread up to now, minor and major ones; at the end of the time, their number since they were stored.
+    #[inline]
+    pub const fn faults(&mut self, [minor, major]: [u64; 2], ends: bool) {
+        if minor == Self::FAULTS_UNKNOWN || (ends && self.minor_faults == Self::FAULTS_UNKNOWN) {
+            (self.minor_faults, self.major_faults) = (Self::FAULTS_UNKNOWN, 0);
+        } else if ends {
+            self.minor_faults = minor.wrapping_sub(self.minor_faults);
+            self.major_faults = major.wrapping_sub(self.major_faults);
+        } else {
+            (self.minor_faults, self.major_faults) = (minor, major);
+        }
+    }
+
+    /// Stores the resident pages of the process; at the end of the time, by how many they grew. Approximate counters tell nothing: each CPU
+    /// may keep more than a request needs.
+    #[inline]
+    pub const fn pages(&mut self, now: &MemoryPages, ends: bool) {
+        if now.source != MemoryPages::WHOLE || (ends && self.resident == Self::PAGES_UNKNOWN) {
+            self.resident = Self::PAGES_UNKNOWN;
+        } else {
+            let before = if ends { self.resident } else { 0 };
+            self.resident = now.resident().cast_signed().wrapping_sub(before);
+        }
+    }
+}
+
+const _: () = assert!(size_of::<MemoryUse>() == 24);
 const _: () = assert!(size_of::<MemoryLayout>() == 40);
 const _: () = assert!(size_of::<MemoryPages>() == 48);
 
@@ -107,5 +162,35 @@ mod tests {
         let pages = MemoryPages { counters: [10, 200, 4000, -3], peak: 0, source: MemoryPages::WHOLE };
         assert_eq!((pages.resident(), pages.count(MM_SWAP), pages.count(MM_SHMEM)), (210, 4000, 0));
         assert_eq!(pages.count(MEMORY_COUNTERS), 0);
+    }
+
+    /// Page faults and resident pages between two moments. What is unknown at either one stays unknown, and the other figure does not change.
+    #[test]
+    fn between_two_moments() {
+        const FAULTS: u64 = MemoryUse::FAULTS_UNKNOWN;
+        const PAGES: i64 = MemoryUse::PAGES_UNKNOWN;
+        let at = |file, source| MemoryPages { counters: [file, 200, 7, 4], peak: 0, source };
+        let (whole, approximate) = (MemoryPages::WHOLE, MemoryPages::APPROXIMATE);
+        let between = |faults: [[u64; 2]; 2], pages: [MemoryPages; 2]| {
+            let mut found = MemoryUse::UNKNOWN;
+            found.faults(faults[0], false);
+            found.pages(&pages[0], false);
+            found.faults(faults[1], true);
+            found.pages(&pages[1], true);
+            (found.minor_faults, found.major_faults, found.resident)
+        };
+        let known = [at(100, whole), at(90, whole)];
+        assert_eq!(between([[5, 1], [8, 1]], known), (3, 0, -10));
+        assert_eq!(between([[5, 1], [5, 3]], [at(90, whole), at(100, whole)]), (0, 2, 10));
+        assert_eq!(between([[FAULTS, 0], [8, 1]], known), (FAULTS, 0, -10));
+        assert_eq!(between([[5, 1], [FAULTS, 0]], known), (FAULTS, 0, -10));
+        for pages in [[at(1, approximate), at(2, whole)], [at(1, whole), at(2, approximate)]] {
+            assert_eq!(between([[5, 1], [8, 1]], pages), (3, 0, PAGES));
+        }
+        // An end without a beginning.
+        let mut found = MemoryUse::UNKNOWN;
+        found.faults([8, 1], true);
+        found.pages(&at(1, whole), true);
+        assert_eq!(found, MemoryUse::UNKNOWN);
     }
 }

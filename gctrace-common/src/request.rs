@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::{
     event::{Header, SNAPSHOT_BYTES},
     gvl::OwnTimes,
-    memory::MemoryPages,
+    memory::{MemoryPages, MemoryUse},
     traceparent::{VALUE_WORDS, pieces::TAIL_WORDS},
 };
 
@@ -267,6 +267,8 @@ pub struct Serving {
     pub alloc_bytes: u64,
     /// How much had been written on its connection when it took the request.
     pub written: Written,
+    /// What the thread and its process had used of memory when it took the request; at its end, what they have used since then.
+    pub memory: MemoryUse,
 }
 
 impl Serving {
@@ -404,6 +406,8 @@ pub struct RequestEvent {
     pub alloc_bytes: u64,
     /// Number of bytes written on its connection while it was served; [`SENT_UNKNOWN`]: unknown.
     pub sent_bytes: u64,
+    /// Page faults of its thread while it was served, and the pages by which its process grew meanwhile.
+    pub memory: MemoryUse,
     /// Start of its status line, or zeros.
     pub status: [u8; STATUS_BYTES],
     /// Number of valid bytes in `line`; 0: the parsing of the request was not seen.
@@ -439,10 +443,10 @@ pub struct UnitEvent {
 
 const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
 const _: () =
-    assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 16 + 48 + size_of::<Written>());
+    assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 16 + 48 + size_of::<Written>() + 24);
 const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + 16 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
-const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 72 + 16 + 8 + 16 + LINE_BYTES + 8 + 56);
+const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 72 + 16 + 8 + 24 + 16 + LINE_BYTES + 8 + 56);
 
 #[cfg(test)]
 mod tests {

@@ -94,7 +94,8 @@ counters! {
     Gc lost: SnapshotRingFull = "snapshot_ring_full",
     /// Snapshots lost because the objspace could not be read.
     Gc lost: SnapshotReadFailed = "snapshot_read_failed",
-    /// Snapshots and copied VM states without the memory counters of the process, although their place in the kernel is known.
+    /// Snapshots, copied VM states, and (with `--alloc`) starts and ends of requests and jobs, without the memory counters of the process, although
+    /// their place in the kernel is known.
     Gc: MemoryReadFailed = "memory_read_failed",
     /// Hits at `GC_START`, `GC_END_MARK` and `GC_END_SWEEP` whose time was recorded in the thread's open pause.
     Gc: MarkNoted = "mark_noted",
@@ -309,6 +310,8 @@ counters! {
     Requests: TraceparentUnread = "traceparent_unread",
     /// Times that a serving thread, a job fetcher, or a process that begins to listen was not recorded because the map or ring was full.
     Requests lost: RequestMapFull = "request_map_full",
+    /// Starts and ends of requests and jobs at which the page faults of their thread could not be read, although their place in the kernel is known.
+    Requests: RequestFaultsUnread = "request_faults_unread",
     /// Starts and ends of requests and jobs at which the state of the VM was to be copied.
     Requests: UnitStates = "unit_states",
     /// VM states handed to user space.

@@ -34,7 +34,7 @@ use gctrace_common::{
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
 };
 
-use crate::scratch::Scratch;
+use crate::{memory::MemoryScratch, scratch::Scratch};
 
 /// `BPF_NOEXIST` (include/uapi/linux/bpf.h): an insertion fails where the key exists.
 pub const NO_EXIST: u64 = 1;
@@ -102,6 +102,10 @@ static ALLOC_STACKS: Global<u32> = Global::new(0);
 /// Byte offsets of `signal` in the kernel's `task_struct`, and of `live` (the number of threads) in the structure it points to; 0: unknown.
 #[unsafe(no_mangle)]
 static SIGNAL: Global<[u32; 2]> = Global::new([0; 2]);
+
+/// Byte offset of `min_flt` in the kernel's `task_struct`, which `maj_flt` follows; 0: unknown, or requests are not traced.
+#[unsafe(no_mangle)]
+static FAULTS: Global<u32> = Global::new(0);
 
 /// How to get from a descriptor to the socket's state; zeros if that is unknown or requests are not traced.
 #[unsafe(no_mangle)]
@@ -248,6 +252,15 @@ pub static OWN_TIMES: LruHashMap<u32, OwnTimes> = LruHashMap::with_max_entries(M
 /// Initial value of an entry of [`OWN_TIMES`].
 #[map]
 pub static BLANK_TIMES: Array<OwnTimes> = Array::with_max_entries(1, 0);
+
+/// Keyed by tid: buffer in which a thread that begins or ends a request reads the memory counters of its process. It uses them at once, so others
+/// may be evicted.
+#[map]
+pub static MEMORY_SCRATCH: LruHashMap<u32, MemoryScratch> = LruHashMap::with_max_entries(MAX_OWN_TIMES, 0);
+
+/// Initial value of an entry of [`MEMORY_SCRATCH`].
+#[map]
+pub static BLANK_MEMORY: Array<MemoryScratch> = Array::with_max_entries(1, 0);
 
 /// Who holds and has held each GVL.
 #[map]
@@ -402,6 +415,12 @@ pub fn takes_alloc_stacks() -> bool {
 #[inline(always)]
 pub fn signal_offsets() -> [u32; 2] {
     SIGNAL.load()
+}
+
+/// Where the kernel counts the page faults of a thread; see [`FAULTS`].
+#[inline(always)]
+pub fn faults_offset() -> u32 {
+    FAULTS.load()
 }
 
 /// How to get from a descriptor to the socket's state; see [`SOCKET`].

@@ -17,6 +17,15 @@ use crate::maps::{CPU_PROBE, count, memory_layout};
 /// Maximum size of all counters in the kernel, bytes.
 const BLOCK: usize = MEMORY_COUNTERS * MAX_COUNTER_BYTES as usize;
 
+/// Room for the counters and for reading them.
+#[repr(C)]
+pub struct MemoryScratch {
+    /// The counters.
+    pub pages: MemoryPages,
+    /// Room for [`read`].
+    pub block: [u64; BLOCK / 8 + 1],
+}
+
 /// Reads the counters.
 ///
 /// # Safety

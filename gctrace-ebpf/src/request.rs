@@ -8,6 +8,7 @@ mod application;
 pub mod blocking;
 pub mod job;
 mod line;
+mod memory;
 mod record;
 mod traceparent;
 mod unit;
@@ -20,6 +21,7 @@ use aya_ebpf::{
 use gctrace_common::{
     gvl::{GvlGate, OwnTimes, Step},
     job::JOB,
+    memory::MemoryUse,
     request::{
         ALLOC_UNKNOWN, GVL_UNKNOWN, ParserKey, RequestEnd, RequestPoint, SENT_UNKNOWN, SERVES_HTTP,
         STATUS_BYTES, Serving,
@@ -32,7 +34,7 @@ use crate::{
     filter::{still_selected, tgid_tid},
     maps::{
         BLANK_PARSER, BLANK_SERVING, CONNECTIONS, FETCHERS, NO_EXIST, PARSERS, SERVERS, SERVING, closed,
-        copies_states, count, gvl_gate, watches_alloc, watches_requests,
+        count, gvl_gate, watches_alloc, watches_requests,
     },
     rubies, socket, tasks, usermem,
 };
@@ -221,6 +223,7 @@ pub fn thread_ended(tgid: u32, tid: u32) {
     }
     if let Some(serving) = serving(tgid, tid) {
         if serving.begin_ns != 0 {
+            memory::thread_ended(tgid, tid);
             // SAFETY: a plain helper call.
             end(tgid, tid, serving, RequestEnd::Gone, unsafe { bpf_ktime_get_ns() });
         }
@@ -365,7 +368,7 @@ fn forget_line(at: &At<'_>) {
     }
 }
 
-/// A thread takes a request, if the call is a `getsockopt` for `TCP_INFO`. Returns whether it does and the state of the VM is to be copied.
+/// A thread takes a request, if the call is a `getsockopt` for `TCP_INFO`. Returns whether it does.
 #[inline(always)]
 fn take(at: &At<'_>) -> bool {
     if second(at) as u32 != IPPROTO_TCP || third(at) as u32 != TCP_INFO {
@@ -388,7 +391,7 @@ fn take(at: &At<'_>) -> bool {
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
     }
     begin(at, serving, fd, parser);
-    copies_states()
+    true
 }
 
 /// Whether a parser got the first bytes of what it has after `begin_ns`. A request is taken after it has been parsed, so these bytes belong to
@@ -400,7 +403,7 @@ fn arrived_since(tgid: u32, parser: u64, begin_ns: u64) -> bool {
     PARSERS.get_ptr(&key).is_some_and(|parsed| unsafe { (*parsed).first_ns } > begin_ns)
 }
 
-/// A thread takes a request on a connection.
+/// A thread takes a request on a connection. What remains to be done is up to [`unit::settle`].
 #[inline(always)]
 fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
     serving.fd = fd;
@@ -410,6 +413,7 @@ fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
     serving.status = [0; STATUS_BYTES];
     serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
     (serving.alloc_slots, serving.alloc_bytes) = (no_slots_yet(at.tgid), 0);
+    serving.memory = MemoryUse::UNKNOWN;
     keep_times(at.tid, serving, at.now);
     let _in_the_entry = verified_once_look_at_connection(u64::from(fd));
     (serving.phase, serving.early) = (Serving::LOOKED_AT, 0);

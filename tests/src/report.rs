@@ -287,6 +287,12 @@ pub struct RequestLine {
     pub alloc_objects: Option<u64>,
     /// Their bytes.
     pub alloc_bytes: Option<u64>,
+    /// Page faults of its thread without I/O, if known.
+    pub minor_faults: Option<u64>,
+    /// Page faults of its thread with I/O, if known.
+    pub major_faults: Option<u64>,
+    /// Growth of the resident memory of its process, bytes, if known.
+    pub rss_growth_bytes: Option<i64>,
 }
 
 impl RequestLine {

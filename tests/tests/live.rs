@@ -64,6 +64,7 @@ mod live_request_gc;
 mod live_request_gvl;
 mod live_request_handlers;
 mod live_request_load;
+mod live_request_memory;
 mod live_request_profiles;
 mod live_request_streams;
 mod live_request_traces;

@@ -208,7 +208,7 @@ fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[(String,
         ensure!(line.tid == *tid && line.begin_ns <= *begin_ns && *end_ns <= until, "{line:?} {name}");
         // 0.06 s is the think time of the client after the response.
         ensure_times!(until - end_ns < 50_000_000, "{line:?} ends late");
-        ensure!(line.method.as_deref() == Some(method), "{line:?}");
+        ensure!(line.method.as_deref() == Some(method) && line.minor_faults.is_some(), "{line:?}");
         let abandoned = name.ends_with("abandoned") && line.status.is_none();
         ensure!(abandoned || line.status == Some(*status), "{line:?} {status}");
         ensure!(lines.insert(name, line).is_none(), "it is there twice: {line:?}");

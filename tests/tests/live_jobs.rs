@@ -199,8 +199,13 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
     let (sum, count) = (taken.iter().sum::<u64>(), taken.len() as u64);
     println!("{sum} objects of {count} jobs");
     ensure!(count >= 40 && sum.abs_diff(count * 120_000) <= count * 12_000, "{sum} of {count}");
-    for line in lines.iter().filter(|line| line.duration_ns.is_some()) {
-        ensure!(line.gcs.is_some() && line.gc_other_ns.is_some(), "{line:?}");
+    for line in &lines {
+        let ended = line.duration_ns.is_some();
+        ensure!(!ended || (line.gcs.is_some() && line.gc_other_ns.is_some()), "{line:?}");
+        ensure!(line.minor_faults.is_some() == ended && line.major_faults.is_some() == ended, "{line:?}");
+        // A thread that has ended no longer has the memory of its process.
+        let there = ended && line.path.as_deref() != Some("BadJob");
+        ensure!(line.rss_growth_bytes.is_some() == there, "{line:?}");
     }
     units_are_jobs(&report, &sets)
 }

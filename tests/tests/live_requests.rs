@@ -192,7 +192,7 @@ fn all_true(report: &Report, truths: &HashMap<String, Truth>) -> Result<()> {
             continue;
         };
         ensure!(seen.insert(name), "{name} is there twice");
-        ensure!(line.tid == truth.tid, "{line:?} {truth:?}");
+        ensure!(line.tid == truth.tid && line.minor_faults.is_some(), "{line:?} {truth:?}");
         let end_ns = line.begin_ns + line.duration_ns.context("no duration")?;
         ensure!(line.begin_ns <= truth.begin_ns && truth.end_ns <= end_ns, "{line:?} {truth:?}");
         ensure!(line.method.as_deref() == Some(&truth.method), "{line:?} {truth:?}");

@@ -26,7 +26,7 @@ use gctrace_common::{
 use super::{At, begin, connection, end, entry, first, serving, third};
 use crate::{
     filter::tgid_tid,
-    maps::{CONNECTIONS, any_image, copies_states, count},
+    maps::{CONNECTIONS, any_image, count},
     rubies, usermem, walk,
 };
 
@@ -83,7 +83,7 @@ const APPLICATION: u64 = 1;
 /// `with_force_shutdown`, called by something else; or, if `false` is set, by anything: the caller is not checked then.
 const SHUTDOWN_ONLY: u64 = 2;
 
-/// A thread sets a thread-local variable. Returns whether it thereby takes a request and the state of the VM is to be copied.
+/// A thread sets a thread-local variable. Returns whether it thereby takes a request.
 #[inline(always)]
 pub fn local(at: &At<'_>) -> bool {
     let value = third(at);
@@ -124,7 +124,7 @@ pub fn local(at: &At<'_>) -> bool {
     }
     begin(at, serving, u32::MAX, Serving::UNBOUND);
     serving.phase = Serving::CALLED;
-    copies_states()
+    true
 }
 
 /// What a `Thread#[]=` with this value was for: one of the constants above. A global function, which the verifier walks once.

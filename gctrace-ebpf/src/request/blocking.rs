@@ -16,14 +16,12 @@ use gctrace_common::{
 };
 
 use super::{
-    At, FIRST, SECOND, accept, begin, close, connection, end, entry, first, line, second, serving,
+    At, FIRST, SECOND, accept, begin, close, connection, end, entry, first, line, memory, second, serving,
     traceparent::pieces, unit, write,
 };
 use crate::{
     filter::{still_selected, tgid_tid},
-    maps::{
-        BLANK_PARSER, CONNECTIONS, LISTEN_RING, NO_EXIST, PARSERS, SERVERS, closed, copies_states, count,
-    },
+    maps::{BLANK_PARSER, CONNECTIONS, LISTEN_RING, NO_EXIST, PARSERS, SERVERS, closed, count},
     usermem,
 };
 
@@ -184,6 +182,9 @@ fn leave(at: &At<'_>, cookie: u64, fd: u32, unicorn: bool) {
         }
         _ => return,
     };
+    if matches!(how, RequestEnd::Kept) {
+        memory::note(at.tgid, at.tid, true);
+    }
     end(at.tgid, at.tid, serving, how, at.now);
     forget(at);
 }
@@ -239,7 +240,7 @@ fn accepted(at: &At<'_>, fd: u32, kinds: u32) {
     }
 }
 
-/// A thread queries the own address of a descriptor. Returns whether it takes a request and the state of the VM is to be copied.
+/// A thread queries the own address of a descriptor. Returns whether it takes a request.
 #[inline(always)]
 fn announce(at: &At<'_>, fd: u32, unicorn: bool) -> bool {
     if unicorn || CONNECTIONS.get_ptr(&connection(at.tgid, fd)).is_none() {
@@ -274,10 +275,10 @@ fn announce(at: &At<'_>, fd: u32, unicorn: bool) -> bool {
         unsafe { *kinds |= IS_WEBRICK };
     }
     begin(at, serving, fd, key.parser);
-    copies_states()
+    true
 }
 
-/// A thread has read something. Returns whether it takes a request and the state of the VM is to be copied.
+/// A thread has read something. Returns whether it takes a request.
 #[inline(always)]
 fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
     if read.len == 0 || CONNECTIONS.get_ptr(&connection(at.tgid, read.fd)).is_none() {
@@ -301,7 +302,7 @@ fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
     }
     serving.announced = 0;
     begin(at, serving, read.fd, key.parser);
-    copies_states()
+    true
 }
 
 /// Keeps the first bytes of a request, which may arrive in pieces. Sets `tid` to 0 if keeping later bytes would leave a gap.

@@ -12,17 +12,18 @@ use aya_ebpf::{
 use gctrace_common::{
     event::{Header, Kind},
     job::{COMMAND_BYTES, FetchState, Fetcher, HEAD_BYTES, JOB, JobEvent, JobPoint, NO_PORT, TAIL_BYTES},
+    memory::MemoryUse,
     request::{GVL_UNKNOWN, RUNS_JOBS, RequestEnd, Serving},
     stats::Counter,
 };
 
 use super::{
-    FIRST, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet, own_times_since, sees_gvl,
+    FIRST, SECOND, THIRD, end, entry, is_server, keep_times, memory, no_slots_yet, own_times_since, sees_gvl,
     serving, unit,
 };
 use crate::{
     filter::tgid_tid,
-    maps::{BLANK_FETCHER, FETCHERS, NO_EXIST, PROCESSES, REQUEST_RING, closed, copies_states, count},
+    maps::{BLANK_FETCHER, FETCHERS, NO_EXIST, PROCESSES, REQUEST_RING, closed, count},
     ring::NO_WAKEUP,
     rubies, socket, usermem,
 };
@@ -285,7 +286,7 @@ fn receive(at: &At<'_>) {
     }
 }
 
-/// A thread has received something. Returns whether a job begins and the state of the VM is to be copied.
+/// A thread has received something. Returns whether a job begins.
 #[inline(always)]
 fn received(at: &At<'_>) -> bool {
     let Some(fetcher) = fetcher(at) else { return false };
@@ -327,7 +328,7 @@ fn received(at: &At<'_>) -> bool {
         fetcher.tail_len = if copied.is_ok() { kept } else { 0 };
     }
     fetcher.total = fetcher.total.wrapping_add(len);
-    asked && copies_states()
+    asked
 }
 
 /// Keeps the end of the previous piece, because the new piece is short.
@@ -357,6 +358,7 @@ fn begin(at: &At<'_>, fetcher: &mut Fetcher, reply: u64, len: u64) -> bool {
     serving.parser = JOB;
     serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
     (serving.alloc_slots, serving.alloc_bytes) = (no_slots_yet(at.tgid), 0);
+    serving.memory = MemoryUse::UNKNOWN;
     keep_times(at.tid, serving, at.now);
     serving.begin_ns = at.now;
     serving.step = Serving::TAKEN;
@@ -392,6 +394,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
         own_times_since(tid, serving, now, &raw mut (*record).times);
         ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
+        (*record).memory = memory::of(serving, how);
         (*record).total = (*fetcher).total;
         (*record).reconnected = (*fetcher).reconnected;
         let head = bpf_probe_read_kernel_buf((*fetcher).head.as_ptr(), &mut (*record).head);

@@ -7,7 +7,7 @@ use gctrace_common::{
     traceparent::{Traceparent, VALUE_WORDS},
 };
 
-use super::{own_times_since, sees_gvl, verified_once_sent_bytes};
+use super::{memory, own_times_since, sees_gvl, verified_once_sent_bytes};
 use crate::{
     maps::{PARSERS, PROCESSES, REQUEST_RING, count},
     ring::NO_WAKEUP,
@@ -54,6 +54,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
         own_times_since(tid, serving, now, &raw mut (*record).times);
         ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
+        (*record).memory = memory::of(serving, how);
         // In the other cases other threads may write on its connection, too.
         (*record).sent_bytes = match how {
             RequestEnd::Kept | RequestEnd::Closed => verified_once_sent_bytes(u64::from(serving.fd)),

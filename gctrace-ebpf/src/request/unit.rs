@@ -9,17 +9,16 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::{end, serving};
+use super::{end, memory, serving};
 use crate::{
     filter::{Admitted, tgid_tid},
     maps::{REQUEST_RING, any_image, copies_states, count},
-    memory,
     ring::NO_WAKEUP,
     rubies, spans,
 };
 
-/// The last step of a hit, if one remains: copies the state for a unit that has begun or ends; a unit that ends is emitted after
-/// that.
+/// The last step of a hit, if one remains: notes the use of memory and copies the state for a unit that has begun or ends; a unit that ends is
+/// emitted after that.
 #[inline(always)]
 pub fn settle(tgid: u32, tid: u32, now: u64) {
     let Some(serving) = serving(tgid, tid) else { return };
@@ -28,6 +27,7 @@ pub fn settle(tgid: u32, tid: u32, now: u64) {
         serving.step = Serving::NOTHING;
         return;
     }
+    memory::note(tgid, tid, step != Serving::TAKEN);
     if copies_states() {
         let _counted = verified_once_unit_state(now);
     }
@@ -96,8 +96,7 @@ fn emitted(tgid: u32, tid: u32, point: u32, begin_ns: u64, now: u64) -> Option<(
         };
         (*record).begin_ns = begin_ns;
         let data: *mut u8 = (&raw mut (*record).data).cast();
-        // Before the spans, whose space is free until then.
-        memory::read(&raw mut (*record).memory, data);
+        memory::copy(tid, &raw mut (*record).memory);
         let mut filled = spans::fill(&vm, objspace, data);
         if filled.is_ok() {
             filled = spans::fill(&vm, objspace, data.add(SNAPSHOT_BYTES));

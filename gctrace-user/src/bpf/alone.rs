@@ -93,7 +93,7 @@ impl Alone {
         loader.override_global("CONFIG", &config, true);
         sample::size_maps(&mut loader, None, false)?;
         gvl::size_maps(&mut loader, false);
-        requests::size_maps(&mut loader, None)?;
+        requests::size_maps(&mut loader, None, false)?;
         let native = options.stacks && options.native;
         for map in NativeMaps::NAMES.into_iter().filter(|_| !native) {
             loader.map_max_entries(map, 1);

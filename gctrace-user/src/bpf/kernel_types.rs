@@ -41,6 +41,7 @@ struct Offsets {
     stack: Result<u32, BtfError>,
     members: Result<[u32; 3], BtfError>,
     memory: Result<MemoryLayout, BtfError>,
+    faults: Result<u32, BtfError>,
     signal: Result<[u32; 2], BtfError>,
     socket: Result<SocketLayout, BtfError>,
 }
@@ -75,6 +76,11 @@ pub(super) fn memory() -> Result<MemoryLayout, &'static BtfError> {
     offsets()?.memory.as_ref().copied()
 }
 
+/// Offset in `task_struct` of `min_flt`, which `maj_flt` follows, both of 8 bytes: the page faults of a thread.
+pub(super) fn task_faults() -> Result<u32, &'static BtfError> {
+    offsets()?.faults.as_ref().copied()
+}
+
 /// The BTF has five megabytes and does not change while the kernel runs, so it is read once.
 fn offsets() -> Result<&'static Offsets, &'static BtfError> {
     static OFFSETS: OnceLock<Result<Offsets, BtfError>> = OnceLock::new();
@@ -101,10 +107,21 @@ impl Offsets {
             stack: member(&["stack"]),
             members: members(),
             memory: memory::layout(&btf, task, memory::summed_cpus()),
+            faults: faults(&btf, task),
             signal: signal(),
             socket: socket_layout(&btf),
         })
     }
+}
+
+/// `unsigned long min_flt; unsigned long maj_flt;` (include/linux/sched.h). `task`: the type `task_struct`.
+fn faults(btf: &Btf<'_>, task: u32) -> Result<u32, BtfError> {
+    let place = |name| btf.place_in(task, "task_struct", &[name]);
+    let ((minor, number), (major, other)) = (place("min_flt")?, place("maj_flt")?);
+    if btf.size(number) != Some(8) || btf.size(other) != Some(8) || minor.checked_add(8) != Some(major) {
+        return Err(BtfError::Malformed("`task_struct.min_flt` and `maj_flt` are not adjacent words"));
+    }
+    Ok(minor)
 }
 
 fn socket_layout(btf: &Btf<'_>) -> Result<SocketLayout, BtfError> {
@@ -441,6 +458,21 @@ mod tests {
         assert_eq!((btf.size(1), btf.array(1), btf.enumeration("int")), (Some(8), None, None));
     }
 
+    /// Numbers of page faults that are not two adjacent words are refused.
+    #[test]
+    fn page_faults() {
+        let of = |bytes, minor: u32, major: u32| {
+            let mut btf = Sample::default();
+            let long = btf.number("unsigned long", bytes);
+            btf.structure("task_struct", 4096, &[("min_flt", long, minor), ("maj_flt", long, major)]);
+            let bytes = btf.bytes();
+            let btf = Btf::parse(&bytes).unwrap();
+            faults(&btf, btf.structure("task_struct").unwrap()).ok()
+        };
+        assert_eq!(of(8, 1200, 1208), Some(1200));
+        assert_eq!([of(8, 1208, 1200), of(8, 1200, 1216), of(4, 1200, 1208)], [None; 3]);
+    }
+
     /// This machine's kernel, if it has BTF: the thread pointer's offset is plausible and aligned.
     #[test]
     fn this_kernel() {
@@ -448,6 +480,8 @@ mod tests {
             return;
         }
         let offset = task_thread_pointer().unwrap();
+        assert!(offset > 0 && offset.is_multiple_of(8), "{offset}");
+        let offset = task_faults().unwrap();
         assert!(offset > 0 && offset.is_multiple_of(8), "{offset}");
     }
 

@@ -315,7 +315,7 @@ fn load_programs(
     names::size_maps(&mut loader, config.select & SELECT_NAMES != 0);
     let watches_requests = u32::from(requests.is_some());
     loader.override_global("REQUESTS", &watches_requests, true);
-    let traced = OptionalEvent::ALL.map(|event| u32::from(optional.contains(&event)));
+    let traced = OptionalEvent::ALL.map(|event| u32::from(everything || optional.contains(&event)));
     for (event, traced) in OptionalEvent::ALL.into_iter().zip(&traced) {
         loader.override_global(optional_program(event).1, traced, true);
     }
@@ -328,9 +328,11 @@ fn load_programs(
     loader.override_global("SIGNAL", &signal, true);
     let socket = requests::socket_layout(requests.is_some());
     loader.override_global("SOCKET", &socket, true);
+    let faults = requests::faults_offset(requests.is_some());
+    loader.override_global("FAULTS", &faults, true);
     let copies_states = u32::from(requests.is_some_and(|requests| requests.states));
     loader.override_global("UNIT_STATES", &copies_states, true);
-    requests::size_maps(&mut loader, requests)?;
+    requests::size_maps(&mut loader, requests, everything || optional.contains(&OptionalEvent::Refill))?;
     execs::size_map(&mut loader, sample::cpus()?);
     if !stacks.is_some_and(|stacks| stacks.native) {
         for map in NativeMaps::NAMES {

@@ -41,6 +41,8 @@ const LRU_MAPS: [(&str, u32); 4] = [
     ("CONNECTIONS", MAX_CONNECTIONS),
     ("PARSERS", MAX_CONNECTIONS),
 ];
+/// An LRU map that only growth and copied states need.
+const MEMORY_MAP: &str = "MEMORY_SCRATCH";
 /// The smallest possible ring size (one page), for rings that are not used.
 const NO_RING_BYTES: u32 = 4096;
 
@@ -61,16 +63,19 @@ impl RequestOptions {
     }
 }
 
-/// Shrinks the maps if requests are not traced.
+/// Shrinks the maps if requests are not traced. `alloc`: whether allocation is watched.
 pub(super) fn size_maps(
     loader: &mut EbpfLoader<'_>,
     requests: Option<RequestOptions>,
+    alloc: bool,
 ) -> Result<(), LoadError> {
     let (watched, cpus) = (requests.is_some(), cpus()?);
     let lru = LRU_MAPS.map(|(map, least)| (map, lru::entries(least, cpus)));
     for (map, entries) in MAPS.into_iter().chain(lru) {
         loader.map_max_entries(map, if watched { entries } else { 1 });
     }
+    let memory = requests.is_some_and(|requests| requests.states || alloc);
+    loader.map_max_entries(MEMORY_MAP, if memory { lru::entries(MAX_OWN_TIMES, cpus) } else { 1 });
     loader.map_max_entries("REQUEST_RING", requests.map_or(NO_RING_BYTES, |requests| requests.ring_bytes));
     Ok(())
 }
@@ -83,6 +88,17 @@ pub(super) fn socket_layout(watched: bool) -> SocketLayout {
     kernel_types::socket().unwrap_or_else(|error| {
         log::info!("{error}; queue times of requests are not known");
         SocketLayout::default()
+    })
+}
+
+/// Where the kernel counts the page faults of a thread; 0 if requests are not traced or BTF does not describe it.
+pub(super) fn faults_offset(watched: bool) -> u32 {
+    if !watched {
+        return 0;
+    }
+    kernel_types::task_faults().unwrap_or_else(|error| {
+        log::info!("{error}; page faults of requests are not known");
+        0
     })
 }
 

@@ -6,6 +6,7 @@ use gctrace_common::{
     event::PauseEvent,
     gvl::{CLOCKS_UNKNOWN, Clocks, OwnTimes},
     job::JobEvent,
+    memory::MemoryUse,
     request::{ALLOC_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent, SENT_UNKNOWN},
     traceparent::Traceparent,
 };
@@ -28,7 +29,7 @@ use crate::{
     model::{
         Process,
         gvl::{GvlCoverage, GvlSplit, GvlTaskTimes},
-        request::{Allocated, GcTime, Request, States},
+        request::{Allocated, GcTime, PageFaults, Request, RequestMemory, States},
         seen::{CyclesBefore, Seen},
         trace::Trace,
     },
@@ -63,6 +64,17 @@ fn split(times: &OwnTimes, seen: Option<GvlCoverage>) -> Option<GvlSplit> {
 /// The heap slots that a thread took meanwhile; `None` if unknown.
 fn allocated(slots: u64, bytes: u64) -> Option<Allocated> {
     (slots != ALLOC_UNKNOWN).then_some(Allocated { slots, bytes })
+}
+
+/// What a thread and its process used of memory meanwhile.
+fn memory(used: &MemoryUse) -> RequestMemory {
+    let &MemoryUse { minor_faults, major_faults, resident } = used;
+    let page = i64::try_from(rustix::param::page_size()).unwrap_or(i64::MAX);
+    RequestMemory {
+        faults: (minor_faults != MemoryUse::FAULTS_UNKNOWN)
+            .then_some(PageFaults { minor: minor_faults, major: major_faults }),
+        rss_growth: (resident != MemoryUse::PAGES_UNKNOWN).then_some(resident.saturating_mul(page)),
+    }
 }
 
 /// Maximum length of a program name in characters.
@@ -179,6 +191,7 @@ impl Pipeline {
             states: states(event.times.clocks),
             split: split(&event.times, seen),
             alloc: allocated(event.alloc_slots, event.alloc_bytes),
+            memory: memory(&event.memory),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
             trace: (event.traceparent == Traceparent::Valid as u32)
                 .then(|| Trace::parse(&event.value))
@@ -233,6 +246,7 @@ impl Pipeline {
             states: states(event.times.clocks),
             split: split(&event.times, traced.process.image.gvl),
             alloc: allocated(event.alloc_slots, event.alloc_bytes),
+            memory: memory(&event.memory),
             trace,
             job: Some(fetched.job),
             gc_states,
@@ -345,6 +359,7 @@ impl Pipeline {
             states: None,
             split: None,
             alloc: None,
+            memory: RequestMemory::default(),
             handler: None,
             trace: None,
             job: None,

@@ -16,7 +16,7 @@ use crate::{
     model::{
         Container, EndReason, GcCycle, GcState, GcWork, Image, Origin, Pause, Process,
         gvl_so_far::GvlSoFar,
-        request::{GcTime, Request},
+        request::{GcTime, Request, RequestMemory},
         seen::{CyclesBefore, Observer as _, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, StackSample, ThreadState},
     },
@@ -458,6 +458,7 @@ fn request(path: &str, end_ns: u64, ns: u64) -> Request {
         states: None,
         split: None,
         alloc: None,
+        memory: RequestMemory::default(),
         job: None,
         is_run: false,
         handler: None,

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use crate::{
         aggregate::services::tests::process,
-        model::request::{GcTime, States},
+        model::request::{GcTime, RequestMemory, States},
     };
 
     fn request(path: &str, end_ns: Option<u64>, status: Option<u16>) -> Request {
@@ -301,6 +301,7 @@ mod tests {
             states: None,
             split: None,
             alloc: None,
+            memory: RequestMemory::default(),
             job: None,
             is_run: false,
             handler: None,

@@ -165,7 +165,7 @@ fn class(status: Option<u16>) -> &'static str {
 pub(crate) mod tests {
     use super::*;
     use crate::aggregate::endpoint::MAX_TEMPLATES;
-    use crate::model::request::{GcTime, Job};
+    use crate::model::request::{GcTime, Job, RequestMemory};
 
     /// A request that began at 100 ns.
     pub(crate) fn request(path: Option<&str>, ns: Option<u64>, status: Option<u16>) -> Request {
@@ -189,6 +189,7 @@ pub(crate) mod tests {
             states: None,
             split: None,
             alloc: None,
+            memory: RequestMemory::default(),
             job: None,
             is_run: false,
             handler: None,

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::model::{
     gvl::GvlSplit,
-    request::{Allocated, GcTime, Job, Request, States, UnitStates},
+    request::{Allocated, GcTime, Job, Request, RequestMemory, States, UnitStates},
     stack::Frame,
     trace::{Span, Trace},
 };
@@ -99,6 +99,8 @@ pub struct Facts {
     pub split: Option<GvlSplit>,
     /// See [`Request::alloc`].
     pub alloc: Option<Allocated>,
+    /// See [`Request::memory`].
+    pub memory: RequestMemory,
     /// See [`Request::trace`].
     pub trace: Option<Trace>,
     /// See [`Request::job`].
@@ -303,6 +305,7 @@ impl Units {
             states,
             split,
             alloc,
+            memory,
             trace,
             job,
             gc_states,
@@ -328,6 +331,7 @@ impl Units {
             states: states.filter(|_| ended),
             split: split.filter(|_| ended),
             alloc: alloc.filter(|_| ended),
+            memory: if ended { memory } else { RequestMemory::default() },
             handler,
             trace: match published {
                 Published::One(trace_id) => Some(Trace::published(trace_id, trace)),

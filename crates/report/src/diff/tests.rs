@@ -11,7 +11,7 @@ use crate::{
         Container, EndReason, GcCycle, GcState, Image, Origin, Pause, Process,
         gvl::{GvlBlocker, GvlDoing, GvlGap, GvlSpan, GvlSums, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
         gvl_so_far::GvlSoFar,
-        request::Request,
+        request::{Request, RequestMemory},
         seen::{AllocStack, AllocSum, CyclesBefore, Observer as _, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
     },
@@ -308,13 +308,8 @@ fn allocation(side: &mut Side, process: &Process, program: Program, random: &mut
             side.see(process, Seen::AllocStack(&alloc));
         }
         let begin_ns = BEGAN + second * SECOND;
-        let sum = AllocSum {
-            begin_ns,
-            end_ns: begin_ns + SECOND,
-            slots: BTreeMap::from([(40, slots)]),
-            refills: 40,
-            lost: 0,
-        };
+        let slots = BTreeMap::from([(40, slots)]);
+        let sum = AllocSum { begin_ns, end_ns: begin_ns + SECOND, slots, refills: 40, lost: 0 };
         side.see(process, Seen::Alloc(&sum));
     }
 }
@@ -344,6 +339,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             states: None,
             split: None,
             alloc: None,
+            memory: RequestMemory::default(),
             job: None,
             is_run: false,
             handler: None,

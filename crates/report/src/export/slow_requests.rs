@@ -13,7 +13,7 @@ use crate::{
     model::{
         GcCycle, Process,
         gvl::{GvlSplit, GvlTaskTimes, GvlWait},
-        request::{GcTime, Request, States},
+        request::{GcTime, PageFaults, Request, RequestMemory, States},
         seen::Seen,
         source::ruby_frame,
         trace::Caller,
@@ -29,6 +29,10 @@ const PENDING: usize = 64;
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// Maximum number of cycles and waits shown per request.
 const SHOWN: usize = 12;
+/// From this growth or loss of the process's resident memory on, a request has a line about memory, bytes.
+const NOTABLE_GROWTH: u64 = 1 << 20;
+/// The same for page faults without I/O, each of which takes about a microsecond or less. One with I/O is always worth a line.
+const NOTABLE_FAULTS: u64 = 1000;
 /// Maximum width of a line.
 const WIDTH: usize = 80;
 
@@ -181,6 +185,9 @@ impl<W: Write> SlowRequests<W> {
         if let Some(alloc) = request.alloc {
             let objects = plural(alloc.slots, "object");
             writeln!(self.out, "  allocated: {objects}, {}", data_size(alloc.bytes))?;
+        }
+        if let Some(memory) = memory(&request.memory) {
+            writeln!(self.out, "  memory: {memory}")?;
         }
         self.write_gc(&next)?;
         if next.gvl { self.write_waits(&next) } else { Ok(()) }
@@ -394,6 +401,22 @@ fn wait_of(wait: &GvlWait) -> Wait {
             .map(|blocker| format!("{} {}", blocker.hold.who.tid, clip(&blocker.hold.who.comm, 16))),
         ran: ran.map(|frame| place(frame)),
     }
+}
+
+/// How much the process grew and the page faults of the thread, as far as they are known, if any of them is worth a line.
+fn memory(memory: &RequestMemory) -> Option<String> {
+    let RequestMemory { faults, rss_growth } = *memory;
+    let grew = rss_growth.is_some_and(|bytes| bytes.unsigned_abs() >= NOTABLE_GROWTH);
+    let faulted = faults.is_some_and(|faults| faults.major > 0 || faults.minor >= NOTABLE_FAULTS);
+    let growth = rss_growth.map(|bytes| {
+        let sign = if bytes < 0 { '-' } else { '+' };
+        format!("RSS of the process {sign}{}", data_size(bytes.unsigned_abs()))
+    });
+    let faults = faults.map(|PageFaults { minor, major }| {
+        let all = plural(minor.saturating_add(major), "page fault");
+        if major == 0 { all } else { format!("{all} ({major} with I/O)") }
+    });
+    (grew || faulted).then(|| growth.into_iter().chain(faults).collect::<Vec<_>>().join(", "))
 }
 
 impl<W: Write> Exporter for SlowRequests<W> {

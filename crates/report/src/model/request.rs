@@ -48,6 +48,8 @@ pub struct Request {
     pub split: Option<GvlSplit>,
     /// Heap slots that its thread took to allocate objects; unknown if that was not watched throughout.
     pub alloc: Option<Allocated>,
+    /// What its thread and its process needed of memory.
+    pub memory: RequestMemory,
     /// The application's method or block that handled it, with the line at which it begins. Unknown if no stack was captured while its
     /// thread was in it.
     pub handler: Option<Arc<Frame>>,
@@ -100,6 +102,25 @@ impl Allocated {
         self.slots = self.slots.saturating_add(other.slots);
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
+}
+
+/// What the thread and the process of a request needed of memory while it was served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestMemory {
+    /// Page faults of its thread; unknown if they could not be read, or its end was not seen.
+    pub faults: Option<PageFaults>,
+    /// By how many bytes the resident memory of the whole process grew: also what other threads did meanwhile. Negative: it shrank. Unknown if
+    /// that was not watched, the kernel's counters are approximate or could not be read, or its end was not seen.
+    pub rss_growth: Option<i64>,
+}
+
+/// Page faults of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageFaults {
+    /// Without I/O.
+    pub minor: u64,
+    /// With I/O: pages that were read from a file or from swap.
+    pub major: u64,
 }
 
 /// What only jobs have.

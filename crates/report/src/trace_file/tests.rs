@@ -450,7 +450,12 @@ fn bounds() {
     let waits = vec![10 * seconds * 100_000];
     let so_far = wire::GvlSoFar { waits, wait_ns: 1000 * seconds * 1_000_000_000, hold_ns: 1 };
     assert!(with(wire::What::GvlSoFar(Box::new(so_far))).is_ok());
+    let faults =
+        wire::Request { minor_faults: Some(0), major_faults: Some(1 << 40), ..wire::Request::default() };
+    let growth = wire::Request { rss_growth: Some(i64::MIN), ..wire::Request::default() };
     for (what, why) in [
+        (wire::What::Request(Box::new(faults)), "1099511627776 is not a possible count"),
+        (wire::What::Request(Box::new(growth)), "9223372036854775808 is not a possible growth of memory"),
         (wire::What::Closed(u64::MAX), "18446744073709551615 is not a possible time"),
         (alloc(1 << 62, 1), "4611686018427387904 is not a possible time"),
         (alloc(0, 1 << 40), "1099511627776 is not a possible count"),

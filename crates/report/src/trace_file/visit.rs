@@ -167,6 +167,7 @@ pub(super) fn request(request: &mut Request, with: &mut impl Visit) {
         states: _,
         split: _,
         alloc: _,
+        memory: _,
         handler,
         trace,
         job,

@@ -350,7 +350,7 @@ pub(super) fn processes(links: &Links<'_>, view: &View, subjects: Subjects) -> M
 
 #[cfg(test)]
 mod tests {
-    use gctrace_report::model::request::Request;
+    use gctrace_report::model::request::{Request, RequestMemory};
 
     use super::*;
 
@@ -375,6 +375,7 @@ mod tests {
             states: None,
             split: None,
             alloc: None,
+            memory: RequestMemory::default(),
             job: None,
             is_run: false,
             handler: None,

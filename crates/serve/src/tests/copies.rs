@@ -8,7 +8,7 @@ use gctrace_report::{
     model::{
         GcCycle, GcState, Process,
         gvl::GvlGap,
-        request::{Request, States},
+        request::{Request, RequestMemory, States},
         seen::{AllocStack, AllocSum, ProcessEnd, Seen},
         stack::{Frame, FrameKind, Stack, StackSample},
     },
@@ -219,6 +219,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
             blocked_ns: 630_000,
         }),
         alloc: None,
+        memory: RequestMemory::default(),
         job: None,
         is_run: false,
         handler: Some(Arc::new(Frame {

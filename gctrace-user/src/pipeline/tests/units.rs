@@ -3,12 +3,17 @@
 use gctrace_common::{
     event::PauseEvent,
     gvl::{GvlKey, GvlThread, GvlWaitEvent},
+    memory::MemoryUse,
 };
 
 use super::*;
 use crate::{
     decode::GvlRecord,
-    model::{gvl::GvlWait, gvl_so_far::GvlSoFar, request::Request},
+    model::{
+        gvl::GvlWait,
+        gvl_so_far::GvlSoFar,
+        request::{PageFaults, Request, RequestMemory},
+    },
 };
 
 /// What was reported of requests and the GVL.
@@ -76,6 +81,40 @@ fn pauses_before_the_first_cycle() {
     let of = |request: &Request| (request.gcs, request.gc_ns, request.gc_pauses, request.gc_other);
     assert_eq!(of(&requests[0]), (None, None, None, None));
     assert_eq!(of(&requests[1]), (Some(0), Some(0), Some(0), Some(GcTime::default())));
+}
+
+/// Page faults and growth of a request, in bytes of this machine's pages, unless they are unknown or the thread did not see the end.
+#[test]
+fn memory_of_requests() {
+    let page = rustix::param::page_size() as i64;
+    let faults = Some(PageFaults { minor: 3, major: 0 });
+    let used = MemoryUse { minor_faults: 3, major_faults: 0, resident: -2 };
+    let unknown = RequestMemory::default();
+    for (end, used, expected) in [
+        (RequestEnd::Closed, used, RequestMemory { faults, rss_growth: Some(-2 * page) }),
+        (
+            RequestEnd::Kept,
+            MemoryUse { resident: MemoryUse::PAGES_UNKNOWN, ..used },
+            RequestMemory { faults, rss_growth: None },
+        ),
+        (
+            RequestEnd::Kept,
+            MemoryUse { resident: 0, ..MemoryUse::UNKNOWN },
+            RequestMemory { faults: None, rss_growth: Some(0) },
+        ),
+        (RequestEnd::Kept, MemoryUse::UNKNOWN, unknown),
+        (RequestEnd::Left, used, unknown),
+        (RequestEnd::Gone, used, unknown),
+    ] {
+        let (mut pipeline, reported, layout) = collecting();
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+        let header = header(0, monotonic_ns());
+        let begin_ns = header.ts_ns - 1;
+        let event = RequestEvent { header, begin_ns, memory: used, ..RequestEvent::new_zeroed() };
+        pipeline.unit_record(&Event::Request(end, &event));
+        pipeline.report_requests();
+        assert_eq!(reported.borrow().requests[0].memory, expected, "{end:?} {used:?}");
+    }
 }
 
 /// Records that were lost between such pauses may be of any time before.

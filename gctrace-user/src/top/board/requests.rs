@@ -203,6 +203,7 @@ mod tests {
             states: None,
             split: None,
             alloc: None,
+            memory: crate::model::request::RequestMemory::default(),
             job: None,
             is_run: false,
             handler: None,

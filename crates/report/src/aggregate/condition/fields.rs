@@ -104,6 +104,12 @@ pub enum Field {
     RequestQueue,
     /// Bytes of the heap slots that its thread took.
     RequestAlloc,
+    /// Page faults of its thread without I/O.
+    RequestMinorFaults,
+    /// Page faults of its thread with I/O.
+    RequestMajorFaults,
+    /// Bytes by which the resident memory of its process grew.
+    RequestRssGrowth,
     /// Length of a wait for the GVL.
     GvlWait,
 }
@@ -112,6 +118,8 @@ pub enum Field {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Number,
+    /// A number that may be negative.
+    Signed,
     Time,
     Text,
     Thread,
@@ -126,13 +134,14 @@ pub(super) enum Value<'a> {
     Unknown,
     /// A number, or a time in nanoseconds.
     Number(u64),
+    Signed(i64),
     Text(Cow<'a, str>),
     Thread(u64, Option<&'a str>),
 }
 
 impl Field {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Pid,
         Self::Service,
         Self::Thread,
@@ -146,6 +155,9 @@ impl Field {
         Self::RequestStatus,
         Self::RequestQueue,
         Self::RequestAlloc,
+        Self::RequestMinorFaults,
+        Self::RequestMajorFaults,
+        Self::RequestRssGrowth,
         Self::GvlWait,
     ];
 
@@ -165,13 +177,21 @@ impl Field {
             Self::RequestStatus => "request.status",
             Self::RequestQueue => "request.queue",
             Self::RequestAlloc => "request.alloc",
+            Self::RequestMinorFaults => "request.minor_faults",
+            Self::RequestMajorFaults => "request.major_faults",
+            Self::RequestRssGrowth => "request.rss_growth",
             Self::GvlWait => "gvl.wait",
         }
     }
 
     pub(super) fn of_type(self) -> Type {
         match self {
-            Self::Pid | Self::RequestStatus | Self::RequestAlloc => Type::Number,
+            Self::Pid
+            | Self::RequestStatus
+            | Self::RequestAlloc
+            | Self::RequestMinorFaults
+            | Self::RequestMajorFaults => Type::Number,
+            Self::RequestRssGrowth => Type::Signed,
             Self::Service | Self::Endpoint | Self::Handler | Self::GcKind | Self::GcReason => Type::Text,
             Self::Thread => Type::Thread,
             Self::GcPause | Self::GcTotal | Self::RequestDuration | Self::RequestQueue | Self::GvlWait => {
@@ -199,7 +219,10 @@ impl Field {
             | Self::RequestDuration
             | Self::RequestStatus
             | Self::RequestQueue
-            | Self::RequestAlloc => &[Kind::Request],
+            | Self::RequestAlloc
+            | Self::RequestMinorFaults
+            | Self::RequestMajorFaults
+            | Self::RequestRssGrowth => &[Kind::Request],
             Self::GcKind | Self::GcReason | Self::GcPause | Self::GcTotal => &[Kind::Cycle],
             Self::GvlWait => &[Kind::GvlWait],
         }
@@ -230,6 +253,15 @@ impl Field {
             (Self::RequestStatus, Seen::Request(request)) => number(request.status.map(u64::from)),
             (Self::RequestQueue, Seen::Request(request)) => number(request.queue_ns),
             (Self::RequestAlloc, Seen::Request(request)) => number(request.alloc.map(|alloc| alloc.bytes)),
+            (Self::RequestMinorFaults, Seen::Request(request)) => {
+                number(request.memory.faults.map(|faults| faults.minor))
+            }
+            (Self::RequestMajorFaults, Seen::Request(request)) => {
+                number(request.memory.faults.map(|faults| faults.major))
+            }
+            (Self::RequestRssGrowth, Seen::Request(request)) => {
+                request.memory.rss_growth.map_or(Value::Unknown, Value::Signed)
+            }
             (Self::GvlWait, Seen::GvlWait(wait)) => Value::Number(wait.ns),
             _ => Value::Absent,
         }

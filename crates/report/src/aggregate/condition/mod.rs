@@ -20,7 +20,7 @@ pub use fields::{Field, Kind};
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Test {
     /// Compares a number or time.
-    Number(Order, u64),
+    Number(Order, i128),
     /// The text equals this one.
     Text(String),
     /// The text contains this pattern.
@@ -131,16 +131,25 @@ fn judge(node: &Node, process: &Process, seen: &Seen<'_>, absent: Verdict) -> Ve
     }
 }
 
+impl Order {
+    fn holds(self, number: i128, than: i128) -> bool {
+        match self {
+            Self::Less => number < than,
+            Self::AtMost => number <= than,
+            Self::Equal => number == than,
+            Self::AtLeast => number >= than,
+            Self::Greater => number > than,
+        }
+    }
+}
+
 impl Test {
     fn holds(&self, value: &Value<'_>) -> bool {
         match (self, value) {
-            (Self::Number(order, than), Value::Number(number) | Value::Thread(number, _)) => match order {
-                Order::Less => number < than,
-                Order::AtMost => number <= than,
-                Order::Equal => number == than,
-                Order::AtLeast => number >= than,
-                Order::Greater => number > than,
-            },
+            (Self::Number(order, than), Value::Number(number) | Value::Thread(number, _)) => {
+                order.holds(i128::from(*number), *than)
+            }
+            (Self::Number(order, than), Value::Signed(number)) => order.holds(i128::from(*number), *than),
             (Self::Text(text), Value::Text(found)) => text == found,
             (Self::Matches(pattern), Value::Text(found)) => pattern.is_in(found),
             (Self::Text(text), Value::Thread(_, name)) => Some(&**text) == *name,

@@ -166,7 +166,7 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
     let matches = operator.ends_with('~');
     let ordered = ["<", "<=", ">=", ">"].contains(&operator);
     let test = match field.of_type() {
-        Type::Number | Type::Time if matches => {
+        Type::Number | Type::Signed | Type::Time if matches => {
             return Err(format!("{name} is a number: compare it with > >= < <= = !="));
         }
         Type::Text | Type::Thread if ordered => {
@@ -174,24 +174,28 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
         }
         Type::Time => Test::Number(
             order,
-            time(value).ok_or_else(|| {
+            time(value).map(i128::from).ok_or_else(|| {
                 format!(
                     "{name}: `{value}` is not a time: give a number and ns, us, ms, s, m, h or d without a space, such as 10ms"
                 )
             })?,
         ),
-        Type::Number => Test::Number(
-            order,
-            value.parse().map_err(|_| format!("{name}: `{value}` is not a whole number"))?,
-        ),
+        Type::Number | Type::Signed => {
+            let negative = field.of_type() == Type::Signed;
+            let number = value.parse::<i64>().ok().filter(|number| negative || *number >= 0).map(i128::from);
+            let number = number.or_else(|| value.parse::<u64>().ok().map(i128::from));
+            let number = number.ok_or_else(|| format!("{name}: `{value}` is not a whole number"))?;
+            Test::Number(order, number)
+        }
         Type::Text | Type::Thread if matches => pattern()?,
         Type::Text if field == Field::GcKind && !["minor", "major"].contains(&value) => {
             return Err(format!("{name} is `minor` or `major`, not `{value}`"));
         }
-        Type::Thread if value.parse::<u64>().is_ok() => {
-            Test::Number(order, value.parse().unwrap_or_default())
-        }
-        Type::Text | Type::Thread => Test::Text(value.to_owned()),
+        Type::Text => Test::Text(value.to_owned()),
+        Type::Thread => match value.parse::<u64>() {
+            Ok(tid) => Test::Number(order, tid.into()),
+            Err(_) => Test::Text(value.to_owned()),
+        },
     };
     let node = Node::Test(field, test);
     Ok(if negated { Node::Not(Box::new(node)) } else { node })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ProcessIndex, Recording};
 use crate::model::{
     Process,
-    request::{Allocated, GcTime, Request},
+    request::{Allocated, GcTime, Request, RequestMemory},
     seen::Seen,
     trace::Trace,
 };
@@ -41,6 +41,8 @@ pub struct RequestMoment {
     pub gc_other: Option<GcTime>,
     /// Heap slots that its thread took, if known.
     pub alloc: Option<Allocated>,
+    /// What its thread and its process needed of memory.
+    pub memory: RequestMemory,
     /// The trace that it belongs to, if known.
     pub trace: Option<Trace>,
 }
@@ -107,6 +109,7 @@ impl Recording {
             gc_ns: request.gc_ns,
             gc_other: request.gc_other,
             alloc: request.alloc,
+            memory: request.memory,
             trace: request.trace,
         });
     }

@@ -1,7 +1,7 @@
 //! Units of work, built from the events that name them.
 
 use super::*;
-use crate::model::trace::TraceOrigin;
+use crate::model::{request::PageFaults, trace::TraceOrigin};
 
 fn key(tid: u32, begin_ns: u64) -> UnitKey {
     UnitKey { pid: 1, tid, begin_ns }
@@ -38,6 +38,17 @@ fn published_traces() {
     assert_eq!((published(&[8, 8], None), published(&[8], Some(said))), (Some(own), Some(own)));
     assert_eq!(published(&[7], Some(said)), Some(said));
     assert_eq!((published(&[8, 9, 8], Some(said)), published(&[8, 9], None)), (Some(said), None));
+}
+
+/// Without an end that was seen on the thread, what was used of memory is unknown.
+#[test]
+fn memory_until_the_end() {
+    let memory = RequestMemory { faults: Some(PageFaults { minor: 3, major: 1 }), rss_growth: Some(-4096) };
+    for (end_ns, expected) in [(Some(1000), memory), (None, RequestMemory::default())] {
+        let mut units = Units::default();
+        units.seal(key(7, 100), Facts { end_ns, memory, ..facts("/a") });
+        assert_eq!(take(&mut units)[0].memory, expected);
+    }
 }
 
 /// Events that arrive before and after the end, which travels in another ring, all count in the unit.

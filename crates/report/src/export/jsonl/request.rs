@@ -50,6 +50,10 @@ pub(super) struct RequestLine<'a> {
     split: Option<Split>,
     alloc_objects: Option<u64>,
     alloc_bytes: Option<u64>,
+    minor_faults: Option<u64>,
+    major_faults: Option<u64>,
+    /// Of the whole process.
+    rss_growth_bytes: Option<i64>,
 }
 
 impl<'a> RequestLine<'a> {
@@ -94,6 +98,9 @@ impl<'a> RequestLine<'a> {
             split: request.split.map(Split::of),
             alloc_objects: request.alloc.map(|alloc| alloc.slots),
             alloc_bytes: request.alloc.map(|alloc| alloc.bytes),
+            minor_faults: request.memory.faults.map(|faults| faults.minor),
+            major_faults: request.memory.faults.map(|faults| faults.major),
+            rss_growth_bytes: request.memory.rss_growth,
         }
     }
 }
@@ -131,5 +138,26 @@ impl<'a> JobPart<'a> {
             jid: jid.as_deref(),
             enqueued_at: enqueued_us.map(|us| us as f64 / 1e6),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{model::request::RequestMemory, trace_file::samples};
+
+    /// Page faults and growth are numbers, of which the growth may be negative, or `null`.
+    #[test]
+    fn memory() {
+        let of = |request: &Request| {
+            let line = serde_json::to_value(RequestLine::of(1.0, &samples::process(), request)).unwrap();
+            ["minor_faults", "major_faults", "rss_growth_bytes"].map(|name| line.get(name).cloned())
+        };
+        let known = samples::request(7);
+        assert_eq!(of(&known), [json!(21), json!(22), json!(-23 * 4096)].map(Some));
+        let unknown = Request { memory: RequestMemory::default(), ..known };
+        assert_eq!(of(&unknown), [(); 3].map(|()| Some(Value::Null)));
     }
 }

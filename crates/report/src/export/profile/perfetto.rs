@@ -60,6 +60,7 @@ struct Slice {
 enum Note {
     Text(String),
     Number(u64),
+    Signed(i64),
 }
 
 /// Writes packets in pieces: consecutive messages of one type form one message.
@@ -149,6 +150,7 @@ fn annotation((name, note): (&'static str, Note)) -> proto::DebugAnnotation {
     match note {
         Note::Text(text) => annotation.string_value = Some(text),
         Note::Number(number) => annotation.uint_value = Some(number),
+        Note::Signed(number) => annotation.int_value = Some(number),
     }
     annotation
 }

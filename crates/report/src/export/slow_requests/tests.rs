@@ -8,7 +8,7 @@ use crate::{
     model::{
         GcState, Pause,
         gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlSplit, GvlTaskTimes, GvlWho},
-        request::Allocated,
+        request::{Allocated, PageFaults, RequestMemory},
         stack::{Frame, FrameKind, Stack},
     },
 };
@@ -44,6 +44,7 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         states: None,
         split: None,
         alloc: None,
+        memory: RequestMemory::default(),
         job: None,
         is_run: false,
         handler: None,
@@ -187,6 +188,32 @@ fn what_made_it_slow() {
 ";
     assert!(text.contains(time), "{text}");
     assert!(time.lines().all(|line| line.len() <= WIDTH), "{time}");
+}
+
+/// Memory is mentioned if the process changed much, or the thread had many page faults or waited for one; what is unknown is left out.
+#[test]
+fn memory_of_requests() {
+    let faults = |minor, major| Some(PageFaults { minor, major });
+    for (faults, rss_growth, expected) in [
+        (
+            faults(3008, 4),
+            Some(12_897_485),
+            Some("RSS of the process +12.3 MiB, 3012 page faults (4 with I/O)"),
+        ),
+        (faults(1, 0), Some(-(40 << 20)), Some("RSS of the process -40.0 MiB, 1 page fault")),
+        (faults(0, 1), Some(0), Some("RSS of the process +0 bytes, 1 page fault (1 with I/O)")),
+        (faults(1000, 0), None, Some("1000 page faults")),
+        (None, Some(1 << 20), Some("RSS of the process +1.0 MiB")),
+        (faults(999, 0), Some((1 << 20) - 1), None),
+        (faults(999, 0), Some(1 - (1 << 20)), None),
+        (None, None, None),
+    ] {
+        let memory = RequestMemory { faults, rss_growth };
+        let slow = Request { memory, ..request(5, 1000, 600, (0, 0)) };
+        let text = text(&web(false), 500, &[Seen::Request(&slow)]);
+        let line = text.lines().find_map(|line| line.strip_prefix("  memory: "));
+        assert_eq!(line, expected, "{text}");
+    }
 }
 
 /// Unknown GC time is not shown as a number; GC of other threads alone is listed, too.

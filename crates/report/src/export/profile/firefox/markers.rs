@@ -146,6 +146,9 @@ pub(super) fn schema() -> Vec<Value> {
                 field("gcOther", "GC pauses of other threads", "duration"),
                 field("allocObjects", "Objects allocated", "integer"),
                 field("allocBytes", "Bytes of their slots", "bytes"),
+                field("minorFaults", "Page faults of the thread without I/O", "integer"),
+                field("majorFaults", "Page faults of the thread with I/O", "integer"),
+                field("rssGrowth", "Growth of the process's RSS meanwhile", "bytes"),
                 field("trace", "Trace", "string"),
                 field("parentSpan", "Span of the caller", "string"),
                 flow("flow", "Flow"),
@@ -265,6 +268,13 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         if let Some(alloc) = request.alloc {
             data["allocObjects"] = json!(alloc.slots);
             data["allocBytes"] = json!(alloc.bytes);
+        }
+        if let Some(faults) = request.memory.faults {
+            data["minorFaults"] = json!(faults.minor);
+            data["majorFaults"] = json!(faults.major);
+        }
+        if let Some(bytes) = request.memory.rss_growth {
+            data["rssGrowth"] = json!(bytes);
         }
         if let Some(trace) = &request.trace {
             data["trace"] = json!(trace.trace_id_text());

@@ -135,6 +135,8 @@ impl TrackEvent {
 pub(in crate::export::profile) struct DebugAnnotation {
     #[prost(uint64, optional, tag = "3")]
     pub uint_value: Option<u64>,
+    #[prost(int64, optional, tag = "4")]
+    pub int_value: Option<i64>,
     #[prost(string, optional, tag = "6")]
     pub string_value: Option<String>,
     #[prost(string, optional, tag = "10")]

@@ -15,9 +15,12 @@ pub(super) fn slice(request: &RequestMoment) -> Slice {
         ("gc_other_ns", request.gc_other.map(|other| other.ns)),
         ("alloc_objects", request.alloc.map(|alloc| alloc.slots)),
         ("alloc_bytes", request.alloc.map(|alloc| alloc.bytes)),
+        ("minor_faults", request.memory.faults.map(|faults| faults.minor)),
+        ("major_faults", request.memory.faults.map(|faults| faults.major)),
     ];
     let known = numbers.into_iter().filter_map(|(name, number)| Some((name, Note::Number(number?))));
     let mut notes: Vec<_> = known.collect();
+    notes.extend(request.memory.rss_growth.map(|bytes| ("rss_growth_bytes", Note::Signed(bytes))));
     if let Some(trace) = &request.trace {
         notes.push(("trace_id", Note::Text(trace.trace_id_text())));
         notes.extend(trace.parent_span_id_text().map(|span| ("parent_span_id", Note::Text(span))));

@@ -1,7 +1,7 @@
 //! Requests on timelines.
 
 use super::*;
-use crate::model::request::Request;
+use crate::model::request::{PageFaults, Request, RequestMemory};
 use crate::{
     aggregate::service_requests::tests::request,
     export::profile::perfetto,
@@ -23,6 +23,28 @@ fn some(limits: Limits) -> Recorder {
     seen(&mut recorder, 9, 4_000, "/cable", None, Some(101));
     seen(&mut recorder, 8, 2_000, "/a", Some(100), None);
     recorder
+}
+
+/// Page faults and growth of a request, where they are known.
+#[test]
+fn memory_of_requests() {
+    for known in [true, false] {
+        let memory =
+            RequestMemory { faults: Some(PageFaults { minor: 21, major: 22 }), rss_growth: Some(-4096) };
+        let memory = if known { memory } else { RequestMemory::default() };
+        let mut recorder = recorded(&[], Limits::default());
+        let request = Request { tid: 9, memory, ..request(Some("/a"), None, None) };
+        recorder.see(&process(2), Seen::Request(&request)).unwrap();
+        let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
+        let file: Value = serde_json::from_slice(&bytes).unwrap();
+        let threads = file["threads"].as_array().unwrap().iter();
+        let mut data = threads.flat_map(|thread| thread["markers"]["data"].as_array().unwrap());
+        let data = data.find(|data| data["type"] == "Request").unwrap();
+        let expected = [("minorFaults", 21), ("majorFaults", 22), ("rssGrowth", -4096)];
+        for (name, number) in expected {
+            assert_eq!(data.get(name), known.then(|| Value::from(number)).as_ref(), "{name}");
+        }
+    }
 }
 
 /// Each request is on its thread, with its name; a thread about which nothing else is known is present, too. Both formats agree.

@@ -141,6 +141,8 @@ impl Bounds {
         self.lasts(request.duration_ns());
         self.counts(request.alloc.map(|alloc| alloc.slots));
         self.check("amount of memory", request.alloc.map(|alloc| alloc.bytes), LARGEST);
+        self.counts(request.memory.faults.into_iter().flat_map(|faults| [faults.minor, faults.major]));
+        self.check("growth of memory", request.memory.rss_growth.map(i64::unsigned_abs), LARGEST);
         self.check("size of a response", request.response_bytes, LARGEST);
     }
 

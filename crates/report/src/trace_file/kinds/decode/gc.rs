@@ -6,7 +6,7 @@ use super::{Invalid, Tables, fields::Fields, required, wire};
 use crate::{
     model::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
-        request::{Allocated, GcTime, Job, Request, States, UnitStates},
+        request::{Allocated, GcTime, Job, PageFaults, Request, RequestMemory, States, UnitStates},
         seen::{CyclesBefore, ProcessEnd},
         stack::StackSample,
         trace::{Caller, Span, Trace, TraceOrigin},
@@ -132,6 +132,9 @@ impl Tables {
             alloc_bytes,
             split,
             response_bytes,
+            minor_faults,
+            major_faults,
+            rss_growth,
         } = request;
         let handler = match self.optional_stack(handler_stack)?.as_deref() {
             None => None,
@@ -172,6 +175,10 @@ impl Tables {
             }),
             split: split.map(super::gvl::split).transpose()?,
             alloc: alloc_slots.zip(alloc_bytes).map(|(slots, bytes)| Allocated { slots, bytes }),
+            memory: RequestMemory {
+                faults: minor_faults.zip(major_faults).map(|(minor, major)| PageFaults { minor, major }),
+                rss_growth,
+            },
             handler,
             job: match job {
                 1 => Some(Job { queue: self.optional(job_queue_text)?, jid, enqueued_us }),

@@ -6,7 +6,7 @@ use super::{Filling, wire};
 use crate::{
     model::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
-        request::{Request, States},
+        request::{Request, RequestMemory, States},
         seen::{CyclesBefore, ProcessEnd},
         stack::StackSample,
         trace::{Span, Trace, TraceOrigin},
@@ -98,6 +98,7 @@ impl Filling {
             states,
             split,
             alloc,
+            memory: RequestMemory { faults, rss_growth },
             handler,
             trace,
             job,
@@ -139,6 +140,9 @@ impl Filling {
             alloc_slots: alloc.map(|alloc| alloc.slots),
             alloc_bytes: alloc.map(|alloc| alloc.bytes),
             split: split.as_ref().map(super::gvl::split),
+            minor_faults: faults.map(|faults| faults.minor),
+            major_faults: faults.map(|faults| faults.major),
+            rss_growth: *rss_growth,
         }
     }
 

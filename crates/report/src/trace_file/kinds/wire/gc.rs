@@ -203,6 +203,13 @@ pub(in crate::trace_file) struct Request {
     pub split: Option<super::Split>,
     #[prost(uint64, optional, tag = "33")]
     pub response_bytes: Option<u64>,
+    /// Page faults of its thread: both or neither.
+    #[prost(uint64, optional, tag = "34")]
+    pub minor_faults: Option<u64>,
+    #[prost(uint64, optional, tag = "35")]
+    pub major_faults: Option<u64>,
+    #[prost(sint64, optional, tag = "36")]
+    pub rss_growth: Option<i64>,
 }
 
 /// The trace of a request.

@@ -112,7 +112,8 @@ const PROFILES: &[(&str, &[&str])] = &[
 ];
 
 /// Counters that count missing data although they are not marked as losses; like those, they stay zero on a machine that is not starved.
-const MORE_LOSSES: &[&str] = &["memory_read_failed", "phase_orphan", "register_mismatch"];
+const MORE_LOSSES: &[&str] =
+    &["memory_read_failed", "phase_orphan", "register_mismatch", "request_faults_unread"];
 /// Losses that may occur anywhere: a tick of the sampling clock that interrupts another walk of a stack on the same CPU has no stack of its own.
 const MAY_OCCUR: &[Counter] = &[Counter::StackBusy];
 

@@ -10,7 +10,7 @@ const FORKS: usize = 4096;
 /// Maximum number of processes whose title is awaited.
 const WAITING: usize = 1024;
 /// For how long it is awaited: an application that boots slowly takes minutes.
-const BOOT: Duration = Duration::from_secs(600);
+const BOOT: Duration = Duration::from_mins(10);
 
 /// The latest forks. A child has the mappings of its parent, and no record of them: if the parent is only then found to be a server, so is the
 /// child.

@@ -387,11 +387,11 @@ impl Control {
     /// probes would remain, and the next process with its pid would be mistaken for it.
     pub(super) fn add_if_running(&mut self, pid: u32, kind: u32) -> Result<(), String> {
         self.probes.add_server(pid, kind).map_err(|error| brief(&error))?;
-        if !is_running(pid) {
+        if is_running(pid) {
+            self.servers.new.push(pid);
+        } else {
             self.probes.remove_server(pid);
             self.forget_ended_servers();
-        } else {
-            self.servers.new.push(pid);
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 enum Found {
     /// It holds some of the wanted objects.
     Holds(HeapObject),
-    /// It holds none of them, or its references cannot be read.
+    /// It holds none of them, as far as its references can be read.
     Nothing,
     /// The program changed it while it was read.
     Changed,
@@ -173,7 +173,8 @@ impl<'t> Search<'t> {
             return Ok(Some(closure.code));
         }
         match self.references.each(memory, slot, visit) {
-            Referred::Exactly => Ok(None),
+            // Whatever its instance variables hold, it holds its own elements.
+            Referred::Exactly | Referred::Partly => Ok(None),
             other => Err(other),
         }
     }

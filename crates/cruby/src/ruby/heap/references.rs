@@ -2,12 +2,13 @@
 //!
 //! The references reported for an object are those of `ObjectSpace.reachable_objects_from` (`gc_mark_children`, gc.c;
 //! `rb_gc_mark_children` from 3.4 on), without its class. Supported are objects with their instance variables, arrays, strings, hashes,
-//! structs, numbers, matches and regular expressions of 2.7 to 4.0. Reported as unknown: classes, code, what C extensions mark, and any
-//! other kind of object with instance variables. Symbols are reported as Ruby does: up to 3.4 without their strings.
+//! structs, numbers, matches and regular expressions of 2.7 to 4.0. Of all these except objects, instance variables are unknown. Reported as
+//! unknown: classes, code, and what C extensions mark. Symbols are reported as Ruby does: up to 3.4 without their strings.
 
 use super::{
     HeapLayout, Shapes, Slot,
     shapes::Variables,
+    table::{BOUND, DELETED, ENTRIES, ENTRY, SIZE, START},
     walk::{USER1, is_still, unchanged, word},
 };
 use crate::ruby::{RubyVersion, frames::Memory};
@@ -20,10 +21,6 @@ const HASH_IN_TABLE: u64 = 1 << 15;
 const HASH_BOUND: u32 = USER + 8;
 /// `Qundef` up to 3.1, and later (`include/ruby/internal/special_consts.h`): the key of a deleted entry.
 const UNDEF: [u64; 2] = [0x34, 0x24];
-/// `struct st_table` (include/ruby/st.h, 2.7 to 3.4): `entries_start`, `entries_bound`, `entries`; bytes.
-const TABLE: (usize, usize, usize, usize) = (32, 40, 48, 56);
-/// `RESERVED_HASH_VAL` (st.c).
-const DELETED: u64 = u64::MAX;
 /// Number of bytes read at once, a multiple of all strides.
 const CHUNK: usize = 48 << 10;
 /// Maximum plausible number of elements.
@@ -34,6 +31,8 @@ const MOST: u64 = 1 << 36;
 pub enum Referred {
     /// All of them.
     Exactly,
+    /// Only those of its own structure, such as the elements of an array: it also has instance variables, which are stored elsewhere.
+    Partly,
     /// References of objects of this kind cannot be read in this release.
     Unknown,
     /// It has changed meanwhile: the memory it points to is gone, or it points elsewhere now. The visited references may belong to another
@@ -90,9 +89,6 @@ impl References {
     /// Passes each object that `slot` refers to to `visit`; duplicate references are passed each time.
     pub fn each<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Referred {
         let flags = slot.flags();
-        if slot.has_other_variables(&self.layout) {
-            return Referred::Unknown;
-        }
         let class = slot.class();
         let mut found = |value: u64| {
             if value.is_multiple_of(8) && value > 0x1000 && value != class {
@@ -171,7 +167,11 @@ impl References {
             }
             _ => return Referred::Unknown,
         };
-        if read.is_some() { Referred::Exactly } else { Referred::Changed }
+        match read {
+            Some(()) if slot.has_other_variables(&self.layout) => Referred::Partly,
+            Some(()) => Referred::Exactly,
+            None => Referred::Changed,
+        }
     }
 
     /// Passes the keys and the values of a `Hash` to `visit`.
@@ -234,19 +234,19 @@ impl References {
 
     /// The pairs of a `struct st_table` at this address.
     fn table<M: Memory>(&mut self, memory: &M, at: u64, pair: &mut dyn FnMut(u64, u64)) -> Option<()> {
-        let mut table = [0; TABLE.3];
+        let mut table = [0; SIZE];
         if !memory.read(at, &mut table) {
             return None;
         }
         let word = |at| word(&table, at);
-        let count = word(TABLE.1).checked_sub(word(TABLE.0))?;
-        let first = word(TABLE.2).checked_add(word(TABLE.0).checked_mul(24)?)?;
-        self.entries::<_, 24>(memory, first, count, &mut |entry| {
+        let count = word(BOUND).checked_sub(word(START))?;
+        let first = word(ENTRIES).checked_add(word(START).checked_mul(ENTRY as u64)?)?;
+        self.entries::<_, ENTRY>(memory, first, count, &mut |entry| {
             if entry[0] != DELETED {
                 pair(entry[1], entry[2]);
             }
         })?;
-        is_still(memory, at.checked_add(TABLE.2 as u64)?, word(TABLE.2))
+        is_still(memory, at.checked_add(ENTRIES as u64)?, word(ENTRIES))
     }
 
     fn values<M: Memory>(

@@ -9,14 +9,14 @@ const POWER: usize = 0;
 const REBUILDS: usize = 4;
 const TYPE: usize = 8;
 const COUNT: usize = 16;
-const START: usize = 32;
-const BOUND: usize = 40;
-const ENTRIES: usize = 48;
-const SIZE: usize = 56;
+pub(super) const START: usize = 32;
+pub(super) const BOUND: usize = 40;
+pub(super) const ENTRIES: usize = 48;
+pub(super) const SIZE: usize = 56;
 /// `struct st_table_entry` (st.c): hash, key, record.
 pub(super) const ENTRY: usize = 24;
 /// `RESERVED_HASH_VAL` (st.c): the entry was deleted.
-const DELETED: u64 = u64::MAX;
+pub(super) const DELETED: u64 = u64::MAX;
 /// `MAX_POWER2` (st.c).
 const MOST_POWER: u64 = 62;
 

@@ -37,6 +37,7 @@ pub mod tables;
 #[cfg(test)]
 mod tests;
 pub mod threads;
+mod typed_data;
 mod version;
 mod vm_path;
 mod x86;

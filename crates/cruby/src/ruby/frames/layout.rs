@@ -8,6 +8,7 @@ use crate::{
         RubyAnalysis, RubyVersion,
         derive::{DataRange, GlobalTable, ShapeList, SymbolTable},
         tables::{self, Struct, Table},
+        typed_data::TypedDataLayout,
     },
 };
 
@@ -78,6 +79,8 @@ pub(super) struct MethodLayout {
     pub(super) kind_bits: (u8, u8),
     pub(super) iseq: u32,
     pub(super) block: u32,
+    /// The bit that says that the data of a Proc is in its slot.
+    pub(super) embedded: u64,
     pub(super) original_id: u32,
     pub(super) definition_span: usize,
 }
@@ -274,7 +277,7 @@ impl FrameLayout {
         };
         Ok(Self {
             iseq: IseqLayout::of(version, &structure)?,
-            method: MethodLayout::of(&structure)?,
+            method: MethodLayout::of(version, &structure)?,
             string: StringLayout::of(structure("RString")?)?,
             array: ArrayLayout::of(version, structure("RArray")?)?,
             class: ClassLayout::of(version, table)?,
@@ -356,7 +359,10 @@ impl IseqLayout {
 }
 
 impl MethodLayout {
-    fn of<'a>(structure: &impl Fn(&'static str) -> Result<&'a Struct, String>) -> Result<Self, String> {
+    fn of<'a>(
+        version: RubyVersion,
+        structure: &impl Fn(&'static str) -> Result<&'a Struct, String>,
+    ) -> Result<Self, String> {
         let entry = structure("rb_callable_method_entry_struct")?;
         let definition = structure("rb_method_definition_struct")?;
         let kind = definition.bit_field("type").ok_or("the layout of method definitions lacks `type`")?;
@@ -367,6 +373,7 @@ impl MethodLayout {
             kind_bits: (kind.first, kind.bits),
             iseq: offset(definition, "body.iseq.iseqptr")?,
             block: offset(definition, "body.bmethod.proc")?,
+            embedded: TypedDataLayout::of(version).embedded,
             original_id: offset(definition, "original_id")?,
             definition_span: 0,
         };

@@ -7,17 +7,13 @@ use super::{
         Failure, IMEMO_CREF, IMEMO_MENT, IMEMO_SVAR, Reader, Result, is_imemo, is_object, u32_at, u64_at,
     },
 };
+use crate::ruby::typed_data::{DATA, EMBEDDED_AT};
 
 /// `VM_METHOD_TYPE_ISEQ`, `VM_METHOD_TYPE_CFUNC` and `VM_METHOD_TYPE_BMETHOD` (method.h, 2.6–4.0).
 const ISEQ: u32 = 0;
 const CFUNC: u32 = 1;
 const BMETHOD: u32 = 4;
 
-/// Byte offset in `struct RTypedData` of the word with `TYPED_DATA_EMBEDDED` (3.3 and later), and of the pointer to the
-/// data or, if that bit is set, of the data itself (include/ruby/internal/core/rtypeddata.h, 2.6–4.0).
-const DATA_FLAGS: u32 = 24;
-const DATA_EMBEDDED: u64 = 2;
-const DATA: u32 = 32;
 /// Byte offset of `block.as.captured.code` in `rb_proc_t` (`vm_core.h`, 2.6–4.0).
 const PROC_CODE: u64 = 16;
 
@@ -81,7 +77,7 @@ impl MethodEntry {
         let kind = match u32_at(&bytes, at.kind) >> first & ((1 << bits) - 1) {
             ISEQ => Kind::Ruby(u64_at(&bytes, at.iseq)),
             CFUNC => Kind::C(u64_at(&bytes, at.original_id)),
-            BMETHOD => Kind::Block(block(reader, u64_at(&bytes, at.block))?),
+            BMETHOD => Kind::Block(block(reader, u64_at(&bytes, at.block), at.embedded)?),
             _ => Kind::Other,
         };
         Ok((flags, Self { definition, owner: u64_at(&slot, at.owner), kind }))
@@ -89,10 +85,40 @@ impl MethodEntry {
 }
 
 /// The instruction sequence of a `Proc`. The caller compares it with a known one, so a `Proc` of another kind or layout
-/// is detected.
-fn block<M: Memory>(reader: &Reader<M>, proc: u64) -> Result<u64> {
+/// is detected. `embedded` is the bit for data that is in the slot.
+fn block<M: Memory>(reader: &Reader<M>, proc: u64, embedded: u64) -> Result<u64> {
     let slot = reader.slot(proc)?;
-    let embedded = u64_at(&slot, DATA_FLAGS) & DATA_EMBEDDED != 0;
+    let embedded = u64_at(&slot, EMBEDDED_AT) & embedded != 0;
     let data = if embedded { proc + u64::from(DATA) } else { u64_at(&slot, DATA) };
     reader.word(data.wrapping_add(PROC_CODE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ruby::{RubyVersion, frames::words::Words, typed_data::TypedDataLayout};
+
+    /// The code of a Proc is found whether its data is in its slot or elsewhere. The bit that says so is another one in 4.0.
+    #[test]
+    fn embedded_procs() {
+        const CODE: u64 = 0x5000;
+        let block = |release: (u16, u16), words: Vec<u64>| {
+            let layout = TypedDataLayout::of(RubyVersion::new(release.0, release.1, 0));
+            block(&Reader { memory: Words(words), alive: 0x10000 }, 0x10000, layout.embedded)
+        };
+        // The slot, with the captured `self`, the variables and the code of the block from the fifth word on.
+        let inside = |first, second| vec![0xc, 0x9000, first, second, 0x7000, 0x8000, CODE, 0];
+        let outside = |first, second| vec![0xc, 0x9000, first, second, 0x10028, 0x7000, 0x8000, CODE];
+        for (release, words) in [
+            ((2, 7), outside(0x6000, 1)),
+            ((3, 2), outside(0x6000, 1)),
+            ((3, 3), outside(0x6000, 1)),
+            ((3, 3), inside(0x6000, 3)),
+            ((3, 4), inside(0x6000, 3)),
+            ((4, 0), outside(0, 0x6000)),
+            ((4, 0), inside(0, 0x6001)),
+        ] {
+            assert_eq!(block(release, words.clone()), Ok(CODE), "{release:?} {words:x?}");
+        }
+    }
 }

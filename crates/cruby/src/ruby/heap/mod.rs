@@ -5,6 +5,7 @@
 
 mod census;
 mod classes;
+mod data_types;
 mod environment;
 mod kinds;
 mod layout;
@@ -12,6 +13,7 @@ mod placed;
 mod places;
 mod procs;
 mod references;
+mod sets;
 mod shapes;
 mod table;
 #[cfg(test)]

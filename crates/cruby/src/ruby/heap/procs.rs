@@ -1,26 +1,14 @@
 //! Procs and lambdas: the code of a block, its `self`, and the variables that it captures (`rb_proc_t`, `vm_core.h`).
 
-use std::collections::HashMap;
-
 use super::{
     Environment, HeapLayout, Slot,
-    walk::{unchanged, word},
+    data_types::{DataTypes, fill},
+    walk::word,
 };
 use crate::ruby::{RubyVersion, frames::Memory};
 
-/// Byte offsets in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7; up to 3.4).
-const TYPE: usize = 16;
-const TYPED: usize = 24;
-const DATA: usize = 32;
-/// `TYPED_DATA_EMBEDDED` (3.3 and 3.4): the data is in the slot.
-const EMBEDDED: u64 = 2;
-/// In 4.0 (the same file, v4.0.0): byte offset of the object with the instance variables, and of the type; the lowest bit of the type
-/// means that the data is in the slot. The flags say whether there is a type (`RUBY_TYPED_FL_IS_TYPED_DATA`).
-const FIELDS: usize = 16;
-const TYPE_AND_EMBEDDED: usize = 24;
-const IS_TYPED: u64 = 1 << 6;
 /// `wrap_struct_name` of `proc_data_type` (proc.c).
-const NAME: &[u8; 5] = b"proc\0";
+const NAMES: &[(&[u8], ())] = &[(b"proc\0", ())];
 /// Byte offsets in `struct rb_block` (`vm_core.h`, 2.7 to 4.0), the first member of `rb_proc_t`.
 const OWN_SELF: usize = 0;
 const POINTER: usize = 8;
@@ -29,8 +17,6 @@ const KIND: usize = 24;
 const BLOCK: usize = 32;
 /// `block_type_iseq`: a block of Ruby code.
 const RUBY: u64 = 0;
-/// Maximum number of cached types of data.
-const MOST_TYPES: usize = 4096;
 
 /// A Proc of Ruby code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,69 +44,37 @@ impl Closure {
 pub struct Procs {
     version: RubyVersion,
     layout: HeapLayout,
-    /// Whether a type of data is that of Procs.
-    types: HashMap<u64, bool>,
+    types: DataTypes<()>,
 }
 
 impl Procs {
     /// For a release; `None` if its layout of Procs is not known (2.7 to 4.0 are).
     pub fn of(version: RubyVersion, layout: &HeapLayout) -> Option<Self> {
         let known = version.at_least(2, 7) && !version.at_least(4, 1);
-        known.then(|| Self { version, layout: *layout, types: HashMap::new() })
+        known.then(|| Self { version, layout: *layout, types: DataTypes::new(version, NAMES) })
     }
 
     /// The Proc in a slot. `None`: the slot holds something else, a Proc of a symbol, a method or a C function, or up to 3.4 a Proc with
     /// instance variables; or it has changed meanwhile. Two facts identify a Proc: the name of its type, and an environment that points back to
     /// its variables.
     pub fn closure<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) -> Option<Closure> {
-        if slot.kind().name() != "T_DATA" {
-            return None;
-        }
-        let (kind, embedded, fields) = self.typed(slot)?;
-        if !self.is_proc(memory, kind) {
+        let ((), typed) = self.types.look(memory, slot)?;
+        // From 4.0 on, the object with the instance variables is one of the references.
+        if !self.version.at_least(4, 0) && slot.has_other_variables(&self.layout) {
             return None;
         }
         let mut block = [0; BLOCK];
-        if embedded {
-            block.copy_from_slice(slot.bytes.get(DATA..DATA + BLOCK)?);
-        } else if !memory.read(slot.word(DATA), &mut block) {
-            return None;
-        }
+        fill(memory, slot, typed, &mut block)?;
         if word(&block, KIND) & 0xffff_ffff != RUBY {
             return None;
         }
         let environment = Environment::at(memory, word(&block, POINTER), self.version)?;
-        if !embedded {
-            unchanged(memory, slot, DATA as u64)?;
-        }
-        Some(Closure { code: word(&block, CODE), own_self: word(&block, OWN_SELF), environment, fields })
-    }
-
-    /// The type of the data in a slot, whether the data itself is in the slot, and the object with its instance variables. `None`: it has no
-    /// type, or its instance variables are elsewhere.
-    fn typed(&self, slot: &Slot<'_>) -> Option<(u64, bool, u64)> {
-        if self.version.at_least(4, 0) {
-            let kind = slot.word(TYPE_AND_EMBEDDED);
-            return (slot.flags() & IS_TYPED != 0).then(|| (kind & !1, kind & 1 != 0, slot.word(FIELDS)));
-        }
-        let embedded = self.version.at_least(3, 3) && slot.word(TYPED) & EMBEDDED != 0;
-        let typed = if embedded { 1 | EMBEDDED } else { 1 };
-        let known = slot.word(TYPED) == typed && !slot.has_other_variables(&self.layout);
-        known.then(|| (slot.word(TYPE), embedded, 0))
-    }
-
-    fn is_proc<M: Memory>(&mut self, memory: &M, kind: u64) -> bool {
-        if let Some(&known) = self.types.get(&kind) {
-            return known;
-        }
-        let mut pointer = [0; 8];
-        let mut name = [0; NAME.len()];
-        let read = memory.read(kind, &mut pointer) && memory.read(u64::from_le_bytes(pointer), &mut name);
-        let found = read && &name == NAME;
-        if read && self.types.len() < MOST_TYPES {
-            self.types.insert(kind, found);
-        }
-        found
+        Some(Closure {
+            code: word(&block, CODE),
+            own_self: word(&block, OWN_SELF),
+            environment,
+            fields: typed.fields,
+        })
     }
 }
 
@@ -132,6 +86,7 @@ mod tests {
     use crate::ruby::frames::words::Words;
 
     const DATA_TYPE: u64 = 0xc;
+    const IS_TYPED: u64 = 1 << 6;
     const OLD: RubyVersion = RubyVersion { major: 3, minor: 1, teeny: 2 };
     const NEW: RubyVersion = RubyVersion { major: 3, minor: 3, teeny: 8 };
     const NEWEST: RubyVersion = RubyVersion { major: 4, minor: 0, teeny: 5 };

@@ -2,11 +2,12 @@
 //!
 //! The references reported for an object are those of `ObjectSpace.reachable_objects_from` (`gc_mark_children`, gc.c;
 //! `rb_gc_mark_children` from 3.4 on), without its class. Supported are objects with their instance variables, arrays, strings, hashes,
-//! structs, numbers, matches and regular expressions of 2.7 to 4.0. Of all these except objects, instance variables are unknown. Reported as
+//! structs, numbers, matches and regular expressions of 2.7 to 4.0, and sets, which are objects with a hash up to 3.4. Of all these except objects, instance variables are unknown. Reported as
 //! unknown: classes, code, and what C extensions mark. Symbols are reported as Ruby does: up to 3.4 without their strings.
 
 use super::{
     HeapLayout, Shapes, Slot,
+    sets::{self, Sets},
     shapes::Variables,
     table::{BOUND, DELETED, ENTRIES, ENTRY, SIZE, START},
     walk::{USER1, is_still, unchanged, word},
@@ -47,6 +48,7 @@ pub struct References {
     release: Release,
     layout: HeapLayout,
     shapes: Option<Shapes>,
+    sets: Option<Sets>,
     shared: u64,
     array_embedded: u64,
     buffer: Vec<u8>,
@@ -79,6 +81,7 @@ impl References {
             release,
             layout: *layout,
             shapes,
+            sets: Sets::of(version),
             shared: layout.owned.shared,
             // RARRAY_EMBED_LEN_MASK (include/ruby/internal/core/rarray.h): two bits, from 3.2 on seven.
             array_embedded: if release == Release::Variables { 3 } else { 0x7f },
@@ -164,6 +167,18 @@ impl References {
                     }
                     None => None,
                 }
+            }
+            "T_DATA" => {
+                let Some(set) = self.sets.as_mut().and_then(|sets| sets.elements(memory, slot)) else {
+                    return Referred::Unknown;
+                };
+                found(set.fields);
+                self.entries::<_, { sets::ENTRY }>(memory, set.first, set.count, &mut |entry| {
+                    if entry[0] != DELETED {
+                        found(entry[1]);
+                    }
+                })
+                .and_then(|()| set.are_there(memory))
             }
             _ => return Referred::Unknown,
         };

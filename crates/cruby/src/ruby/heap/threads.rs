@@ -1,23 +1,17 @@
 //! Objects of threads and fibers, and where they hold what `Thread#[]` and `Fiber[]` read (`rb_execution_context_t`, `vm_core.h`).
 
-use std::collections::HashMap;
-
-use super::Slot;
+use super::{
+    Slot,
+    data_types::{DataTypes, address},
+};
 use crate::ruby::{
     RubyVersion,
     frames::{LocalTable, Memory},
     tables::{self, Table},
 };
 
-/// Byte offset of `type` in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7): up to 3.4, and from 4.0 on.
-const TYPE: [usize; 2] = [16, 24];
-/// Byte offset of `data`.
-const DATA: usize = 32;
 /// `wrap_struct_name` of `ruby_threadptr_data_type` (vm.c) and of `fiber_data_type` (cont.c).
-const THREAD: &[u8] = b"VM/thread\0";
-const FIBER: &[u8] = b"fiber\0";
-/// Maximum number of cached types of data.
-const MOST_TYPES: usize = 4096;
+const NAMES: &[(&[u8], Kind)] = &[(b"VM/thread\0", Kind::Thread), (b"fiber\0", Kind::Fiber)];
 /// `THREAD_LOCAL_STORAGE_INITIALISED` (thread.c, 2.7 to 4.0): `FL_USER13`.
 const VARIABLES: u64 = 1 << 25;
 
@@ -41,8 +35,7 @@ pub struct FiberLocals {
 pub struct Threads {
     version: RubyVersion,
     at: Offsets,
-    /// The kind of each type of data: thread, fiber or other.
-    types: HashMap<u64, Option<Kind>>,
+    types: DataTypes<Kind>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,17 +83,14 @@ impl Threads {
             // `storage` follows `local_storage` and two objects.
             ec_storage: version.at_least(3, 2).then(|| ec_locals + 24),
         };
-        Some(Self { version, at, types: HashMap::new() })
+        Some(Self { version, at, types: DataTypes::new(version, NAMES) })
     }
 
     /// The thread or fiber in a slot. `None`: the slot holds something else, or the thread or fiber has ended or changed meanwhile. Two
     /// facts identify it: the name of its type, and that the structure it points to points back to it.
     pub fn locals<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) -> Option<FiberLocals> {
-        if slot.kind().name() != "T_DATA" {
-            return None;
-        }
-        let kind = self.kind(memory, slot.word(TYPE[usize::from(self.version.at_least(4, 0))]))?;
-        let (at, data) = (self.at, slot.word(DATA));
+        let (kind, typed) = self.types.look(memory, slot)?;
+        let (at, data) = (self.at, address(slot, typed)?);
         let word = |address: u64, offset: u32| {
             let mut bytes = [0; 8];
             let there = memory.read(address.checked_add(offset.into())?, &mut bytes);
@@ -122,29 +112,6 @@ impl Threads {
             storage: at.ec_storage.and_then(|offset| word(ec, offset)),
             has_variables: kind == Kind::Thread && slot.flags() & VARIABLES != 0,
         })
-    }
-
-    fn kind<M: Memory>(&mut self, memory: &M, kind: u64) -> Option<Kind> {
-        if let Some(&known) = self.types.get(&kind) {
-            return known;
-        }
-        let mut pointer = [0; 8];
-        if !memory.read(kind, &mut pointer) {
-            return None;
-        }
-        let named = |name: &[u8]| {
-            let mut bytes = vec![0; name.len()];
-            memory.read(u64::from_le_bytes(pointer), &mut bytes) && bytes == name
-        };
-        let found = match () {
-            () if named(THREAD) => Some(Kind::Thread),
-            () if named(FIBER) => Some(Kind::Fiber),
-            () => None,
-        };
-        if self.types.len() < MOST_TYPES {
-            self.types.insert(kind, found);
-        }
-        found
     }
 }
 

@@ -3,21 +3,15 @@
 //! That table is not exported. It is reached through the two `TracePoint`s of the extension, which are objects of the heap: both have the
 //! same data, a `struct traceobj_arg` (`ext/objspace/object_tracing.c`, the same from 2.7 to 4.0), which refers to both of them.
 
-use std::collections::HashMap;
-
-use super::{Slot, walk::word};
+use super::{
+    Slot,
+    data_types::{DataTypes, fill},
+    walk::word,
+};
 use crate::ruby::{RubyVersion, frames::Memory};
 
-/// Byte offset of `type` in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7): up to 3.4, and from 4.0 on.
-const TYPE: [usize; 2] = [16, 24];
-/// Byte offset of `typed_flag`, up to 3.4.
-const TYPED: usize = 24;
-/// Byte offset of `data`, or of data embedded in the slot (3.3 and later).
-const DATA: usize = 32;
-/// `TYPED_DATA_EMBEDDED`: in `typed_flag`, from 4.0 on in `type`.
-const EMBEDDED: [u64; 2] = [2, 1];
 /// `wrap_struct_name` of `tp_data_type` (`vm_trace.c`).
-const NAME: &[u8; 11] = b"tracepoint\0";
+const NAMES: &[(&[u8], ())] = &[(b"tracepoint\0", ())];
 /// `rb_tp_t` (`vm_trace.c`): byte offsets of `events`, `tracing` and `data`; of `self` up to 2.7, and from 3.0 on.
 const EVENTS: usize = 0;
 const ENABLED: usize = 4;
@@ -32,8 +26,6 @@ const NEW_TRACE: usize = 8;
 const FREE_TRACE: usize = 16;
 const TABLE: usize = 24;
 const ARGUMENT_SIZE: usize = 48;
-/// Maximum number of cached types of data.
-const MOST_TYPES: usize = 4096;
 /// Maximum number of tracepoints for these events that are collected. The extension has one for each event.
 const MOST_TRACEPOINTS: usize = 256;
 
@@ -75,11 +67,8 @@ struct Tracepoint {
 /// Finds the tracepoints of one process.
 #[derive(Debug)]
 pub struct Tracepoints {
-    is_4: bool,
-    embeds: bool,
     own_self: usize,
-    /// Whether a type of data is that of tracepoints.
-    types: HashMap<u64, bool>,
+    types: DataTypes<()>,
     found: Vec<Tracepoint>,
 }
 
@@ -99,10 +88,8 @@ impl Tracepoints {
     pub fn of(version: RubyVersion) -> Option<Self> {
         let known = version.at_least(2, 7) && !version.at_least(4, 1);
         known.then(|| Self {
-            is_4: version.at_least(3, 5),
-            embeds: version.at_least(3, 3),
             own_self: OWN_SELF[usize::from(version.at_least(3, 0))],
-            types: HashMap::new(),
+            types: DataTypes::new(version, NAMES),
             found: Vec::new(),
         })
     }
@@ -110,7 +97,7 @@ impl Tracepoints {
     /// Records the object in a slot if it is a tracepoint for objects that are allocated or freed. Two facts identify it: the name of its
     /// type, and that its data points back to it.
     pub fn look<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) {
-        if slot.kind().name() != "T_DATA" || self.found.len() >= MOST_TRACEPOINTS {
+        if self.found.len() >= MOST_TRACEPOINTS {
             return;
         }
         if let Some(found) = self.tracepoint(memory, slot) {
@@ -119,25 +106,9 @@ impl Tracepoints {
     }
 
     fn tracepoint<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) -> Option<Tracepoint> {
-        let release = usize::from(self.is_4);
-        let flag = EMBEDDED[release];
-        let kind = slot.word(TYPE[release]);
-        let typed = if self.is_4 { kind } else { slot.word(TYPED) };
-        let embedded = self.embeds && typed & flag != 0;
-        if !self.is_4 && typed & !flag != 1 {
-            return None;
-        }
-        let kind = if self.is_4 { kind & !flag } else { kind };
-        if !self.is_tracepoint(memory, kind) {
-            return None;
-        }
+        let ((), typed) = self.types.look(memory, slot)?;
         let mut data = [0; TRACEPOINT];
-        let size = self.own_self + 8;
-        if embedded {
-            data[..size].copy_from_slice(slot.bytes.get(DATA..DATA + size)?);
-        } else if !memory.read(slot.word(DATA), &mut data[..size]) {
-            return None;
-        }
+        fill(memory, slot, typed, &mut data[..self.own_self + 8])?;
         let half = |at: usize| word(&data, at) & 0xffff_ffff;
         let is_new = match half(EVENTS) {
             NEW => true,
@@ -151,20 +122,6 @@ impl Tracepoints {
             enabled: half(ENABLED) != 0,
             argument,
         })
-    }
-
-    fn is_tracepoint<M: Memory>(&mut self, memory: &M, kind: u64) -> bool {
-        if let Some(&known) = self.types.get(&kind) {
-            return known;
-        }
-        let mut pointer = [0; 8];
-        let mut name = [0; NAME.len()];
-        let read = memory.read(kind, &mut pointer) && memory.read(u64::from_le_bytes(pointer), &mut name);
-        let found = read && &name == NAME;
-        if read && self.types.len() < MOST_TYPES {
-            self.types.insert(kind, found);
-        }
-        found
     }
 
     /// The tracing data that is proven by two of the tracepoints seen.

@@ -54,7 +54,8 @@ fn program(version: RubyVersion) -> Vec<u64> {
             () if embedded => [at(0), 3],
             () => [at(0), 1],
         };
-        put(slot, &[T_DATA, 0x9000, typed[0], typed[1]]);
+        let flags = if version.at_least(4, 0) { T_DATA | 1 << 6 } else { T_DATA };
+        put(slot, &[flags, 0x9000, typed[0], typed[1]]);
         if embedded { put(slot + 4, &data_words) } else { put(slot + 4, &[at(data)]) }
     }
     put(ARGUMENT, &[1, at(NEW_SLOT), at(FREE_SLOT), at(TABLE), 0, 0]);

@@ -6,7 +6,11 @@
 use gctrace_common::gvl::FutexPath;
 
 use super::{Memory, RubyThread, word};
-use crate::ruby::{RubyVersion, gvl_plan, tables::Table};
+use crate::ruby::{
+    RubyVersion, gvl_plan,
+    tables::Table,
+    typed_data::{DATA, EMBEDDED_AT, TypedDataLayout},
+};
 
 /// `sizeof(pthread_cond_t)` of glibc.
 const COND_BYTES: u64 = 48;
@@ -17,10 +21,6 @@ const MOST_HELD: usize = 1024;
 /// `T_DATA` and the mask of types in `RBasic.flags`.
 const T_MASK: u64 = 0x1f;
 const T_DATA: u64 = 0x0c;
-/// Byte offset of `data` in `struct RTypedData`; an embedded structure starts there (rtypeddata.h, 2.6–4.0).
-const TYPED_DATA: u32 = 32;
-/// Byte offset of the word with the embedded bit: `typed_flag` (3.3, 3.4), `type` (4.0).
-const TYPED_FLAG: u32 = 24;
 
 /// What a thread is doing, according to the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) struct StateLayout {
     pub(super) owner: u32,
     pub(super) name: u32,
     pub(super) locking: u32,
-    /// The bit of the word at [`TYPED_FLAG`] that marks an embedded structure; 0 before 3.3.
+    /// The bit of the word at [`EMBEDDED_AT`] that marks an embedded structure; 0 before 3.3.
     pub(super) embedded: u64,
     /// How a thread that waits for the GVL is identified; `None` if unknown for this libc or release.
     pub(super) waits: Option<FutexPath>,
@@ -77,11 +77,7 @@ impl StateLayout {
             owner: member(tag, owner)?,
             name: member("rb_thread_struct", "name")?,
             locking: member("rb_thread_struct", "locking_mutex")?,
-            embedded: match (version.at_least(4, 0), version.at_least(3, 3)) {
-                (true, _) => 1,
-                (false, true) => 2,
-                (false, false) => 0,
-            },
+            embedded: TypedDataLayout::of(version).embedded,
             waits: gvl_plan::futex_path(version, Some(table)).ok().filter(|_| glibc),
         })
     }
@@ -106,10 +102,10 @@ impl StateLayout {
         if value < 0x1000 || !value.is_multiple_of(8) || word(memory, value, 0)? & T_MASK != T_DATA {
             return None;
         }
-        if self.embedded != 0 && word(memory, value, TYPED_FLAG)? & self.embedded != 0 {
-            return value.checked_add(u64::from(TYPED_DATA));
+        if self.embedded != 0 && word(memory, value, EMBEDDED_AT)? & self.embedded != 0 {
+            return value.checked_add(u64::from(DATA));
         }
-        word(memory, value, TYPED_DATA).filter(|&mutex| mutex != 0)
+        word(memory, value, DATA).filter(|&mutex| mutex != 0)
     }
 
     /// `keeping_mutexes`, which follows `locking_mutex` (`vm_core.h`, 2.6–4.0).

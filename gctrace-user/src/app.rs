@@ -33,7 +33,7 @@ use crate::{
     preflight,
     signals::{Asks, Signals},
     stacks::Reader,
-    sudo::User,
+    sudo,
     words::plural,
 };
 
@@ -87,14 +87,8 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     for note in &settings.notes {
         say(&format!("gctrace: {note}"));
     }
-    let user = if settings.as_root {
-        None
-    } else {
-        User::of_sudo().map_err(|wrong| Failure::Control(format!("{wrong}, or use --as-root")))?
-    };
-    if let Some(user) = &user {
-        export::belong_to(user.uid, user.gid);
-    }
+    let user = sudo::own_files(settings.as_root)
+        .map_err(|wrong| Failure::Control(format!("{wrong}, or use --as-root")))?;
     let program = settings.selection.command.clone();
     let program =
         program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.output.is_none() });

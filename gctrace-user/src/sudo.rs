@@ -7,6 +7,8 @@ use rustix::{
     thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
 };
 
+use crate::export;
+
 /// A user who is not root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
@@ -73,6 +75,19 @@ impl User {
         set_thread_res_gid(gid, gid, gid)?;
         Ok(set_thread_res_uid(uid, uid, uid)?)
     }
+}
+
+/// Output files belong from now on to the user who called `sudo`, if there is one, and not `as_root`.
+///
+/// # Errors
+///
+/// The variables of `sudo` are set, but do not contain ids.
+pub fn own_files(as_root: bool) -> Result<Option<User>, String> {
+    let user = if as_root { None } else { User::of_sudo()? };
+    if let Some(user) = &user {
+        export::belong_to(user.uid, user.gid);
+    }
+    Ok(user)
 }
 
 /// The id of a user or group. The largest number is none: it means "no change" (`chown(2)`).

@@ -175,7 +175,7 @@ fn outlives_the_duration() -> Result<()> {
 /// Under sudo, the command runs as the caller, with the caller's groups and environment, and all files belong to the caller.
 #[test]
 fn sudo() -> Result<()> {
-    let _live = Live::beside_others()?;
+    let live = Live::beside_others()?;
     // A directory that the user can access.
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
@@ -228,6 +228,32 @@ fn sudo() -> Result<()> {
             ensure!((data.uid(), data.gid()) == owner, "{file}: {}", data.uid());
         }
     }
+    // Commands that look at a running process.
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "heap_large.rb")?.arg("1000").start()?;
+    script.wait_for("running")?;
+    let pid = script.pid().to_string();
+    let file = path("looked");
+    for (flags, kept) in [
+        (&["heap", "--svg"][..], &[][..]),
+        (&["heap", "--dump"], &[]),
+        (&["malloc", "--folded"], &["--duration", "100ms", "--sample", "1KiB"]),
+    ] {
+        for (as_root, owner) in [(&[][..], USER), (&["--as-root"], (0, 0))] {
+            let args = [flags, &[&file], &["--pid", &pid], kept, as_root].concat();
+            let finished = Invocation::new(&args)?
+                .with(|command| {
+                    command
+                        .envs([("SUDO_UID", USER.0.to_string()), ("SUDO_GID", USER.1.to_string())])
+                        .current_dir("/");
+                })
+                .run()?;
+            ensure!(status(&finished) == Some(0), "{args:?}: {}\n{}", finished.status, finished.errors());
+            let data = std::fs::metadata(&file)?;
+            ensure!((data.uid(), data.gid()) == owner, "{args:?}: {}", data.uid());
+            std::fs::remove_file(&file)?;
+        }
+    }
+    script.say("end")?;
     // What the kernel takes for "no change" is no id.
     for (uid, gid) in [("4294967295", "1"), ("1", "4294967295")] {
         let finished = on(&["--folded", &folded], "GC.start")?

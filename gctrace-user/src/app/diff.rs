@@ -11,7 +11,7 @@ use crate::{
         self, ExportError, Outputs,
         diff::{About, Compared, Gathered},
     },
-    sudo::User,
+    sudo,
     trace_file::{self, Ending, Header, ReadError, Recording, Subjects},
 };
 
@@ -61,9 +61,7 @@ pub fn diff(args: &DiffArgs) -> Result<u8, Failure> {
             return Err(UsageError::Recording(path.clone()).into());
         }
         export::check_path(path)?;
-        if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
-            export::belong_to(user.uid, user.gid);
-        }
+        sudo::own_files(false).map_err(Failure::Control)?;
     }
     let chosen = |pid| Chosen { pid, program: args.program.clone() };
     let graph = args.flamegraph.is_some();

@@ -1,7 +1,7 @@
 //! `gctrace merge`: merges several recordings into one.
 
 use super::Failure;
-use crate::{cli::MergeArgs, console::say, export, sudo::User, trace_file, words::plural};
+use crate::{cli::MergeArgs, console::say, sudo, trace_file, words::plural};
 
 /// Writes the merged recording, and prints how it was merged. Returns the exit status.
 ///
@@ -9,9 +9,7 @@ use crate::{cli::MergeArgs, console::say, export, sudo::User, trace_file, words:
 ///
 /// One cannot be read or is damaged, they cannot be merged exactly, or the result cannot be written.
 pub fn merge(args: &MergeArgs) -> Result<u8, Failure> {
-    if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
-        export::belong_to(user.uid, user.gid);
-    }
+    sudo::own_files(false).map_err(Failure::Control)?;
     let merged = trace_file::merge(&args.files, &args.output)?;
     for note in &merged.notes {
         say(&format!("gctrace: {note}"));

@@ -8,11 +8,11 @@ use crate::{
     cli::{self, ReportFileArgs, UsageError},
     console::say,
     export::{
-        self, Outputs,
+        Outputs,
         window::{Tally, Windowed},
     },
     ledger::Extent,
-    sudo::User,
+    sudo,
     trace_file::{self, Dump, Ending, Recording},
     words::{plural, span, utc},
 };
@@ -38,9 +38,7 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     for note in &settings.notes {
         say(&format!("gctrace: {note}"));
     }
-    if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
-        export::belong_to(user.uid, user.gid);
-    }
+    sudo::own_files(false).map_err(Failure::Control)?;
     let clock = recording.header().clock;
     let outputs = Rc::new(RefCell::new(Outputs::new(outputs::exporters(
         &settings,

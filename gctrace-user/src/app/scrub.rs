@@ -7,8 +7,7 @@ use super::Failure;
 use crate::{
     cli::ScrubArgs,
     console::say,
-    export,
-    sudo::User,
+    sudo,
     trace_file::{self, Ending, ScrubKind},
     words::plural,
 };
@@ -19,9 +18,7 @@ use crate::{
 ///
 /// The recording cannot be read or is damaged, or the copy cannot be written.
 pub fn scrub(args: &ScrubArgs) -> Result<u8, Failure> {
-    if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
-        export::belong_to(user.uid, user.gid);
-    }
+    sudo::own_files(false).map_err(Failure::Control)?;
     let keep = args.kept();
     let done = trace_file::scrub(&args.file, &args.output, &keep)?;
     let (from, to) = (args.file.display(), args.output.display());

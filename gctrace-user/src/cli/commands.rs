@@ -102,14 +102,30 @@ pub struct HeapSettings {
     pub leaks: Option<Duration>,
     /// Whether allocation sites of objects are followed during that time.
     pub sites: bool,
+    /// Whether files belong to root although another user called `sudo`.
+    pub as_root: bool,
     /// Directory of cached analyses; `None`: analyses are not cached.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl From<HeapArgs> for HeapSettings {
     fn from(args: HeapArgs) -> Self {
-        let HeapArgs { pid, word, by, top, format, svg, dump, diff, every, leaks, no_sites, proc: _, cache } =
-            args;
+        let HeapArgs {
+            pid,
+            word,
+            by,
+            top,
+            format,
+            svg,
+            dump,
+            diff,
+            every,
+            leaks,
+            no_sites,
+            as_root,
+            proc: _,
+            cache,
+        } = args;
         let by = match by {
             HeapByArg::Type => By::Type,
             HeapByArg::Class => By::Class,
@@ -130,6 +146,7 @@ impl From<HeapArgs> for HeapSettings {
             every,
             leaks,
             sites: !no_sites,
+            as_root,
             cache_dir: cache.dir(),
         }
     }
@@ -150,6 +167,8 @@ pub struct MallocSettings {
     pub top: usize,
     /// Files to write, with their formats.
     pub files: Vec<(PathBuf, profile::Format)>,
+    /// Whether they belong to root although another user called `sudo`.
+    pub as_root: bool,
     /// Format of standard output.
     pub format: Format,
     /// Directory of cached analyses; `None`: analyses are not cached.
@@ -172,6 +191,7 @@ impl TryFrom<MallocArgs> for MallocSettings {
             sample,
             top,
             format,
+            as_root,
             cache,
             words,
             ..
@@ -180,7 +200,7 @@ impl TryFrom<MallocArgs> for MallocSettings {
         let mut selection = running.selection(all_ruby);
         *(if children { &mut selection.pids } else { &mut selection.only_pids }) =
             merged(pids.into_iter().chain(words).collect());
-        Ok(Self { selection, duration, budget_ppm, sample, top, files, format, cache_dir })
+        Ok(Self { selection, duration, budget_ppm, sample, top, files, as_root, format, cache_dir })
     }
 }
 

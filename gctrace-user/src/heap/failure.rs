@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{host::sharing::SharingError, preflight::Missing, ruby::heap::HeapError};
+use crate::{export::ExportError, host::sharing::SharingError, preflight::Missing, ruby::heap::HeapError};
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,9 @@ pub(crate) enum HeapFailure {
         #[source]
         source: io::Error,
     },
+    /// No file can be written at a path; detected before anything was read.
+    #[error("{0}")]
+    Path(#[from] ExportError),
     /// The system refused something.
     #[error("{what}: {source}")]
     System {
@@ -106,6 +109,7 @@ impl HeapFailure {
             | Self::Sharing { .. }
             | Self::NoNames { .. }
             | Self::File { .. }
+            | Self::Path(_)
             | Self::System { .. }
             | Self::NoPlaces { .. }
             | Self::Output(_) => 2,

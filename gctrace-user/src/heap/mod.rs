@@ -38,6 +38,7 @@ use crate::{
     console::say,
     export, preflight,
     ruby::heap::HeapError,
+    sudo,
 };
 
 /// Takes the census and prints it. Returns the exit status.
@@ -59,8 +60,12 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     let Some(pid) = settings.pid else {
         return Err(HeapFailure::Usage("which process? give --pid".to_owned()));
     };
-    for path in settings.svg.iter().chain(&settings.dump) {
-        export::check_path(path).map_err(|error| file_failure(path, io::Error::other(error)))?;
+    let mut files = settings.svg.iter().chain(&settings.dump).peekable();
+    if files.peek().is_some() {
+        sudo::own_files(settings.as_root).map_err(HeapFailure::Usage)?;
+    }
+    for path in files {
+        export::check_path(path)?;
     }
     if settings.every.is_some() && matches!(settings.by, By::Size | By::Page | By::Age) {
         return Err(HeapFailure::Usage(
@@ -174,7 +179,25 @@ fn flushed(written: io::Result<()>, out: &mut impl io::Write) -> Result<(), Heap
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::cli::{Args, Subcommand};
+
+    /// A path that cannot be written is named once, before anything is read.
+    #[test]
+    fn paths_that_cannot_be_written() {
+        for path in ["-", "/tmp"] {
+            for flag in ["--dump", "--svg"] {
+                let args = Args::try_parse_from(["gctrace", "heap", "4194303", flag, path]).unwrap();
+                let Some(Subcommand::Heap(args)) = args.subcommand else { panic!("{path}") };
+                let failure = reported(&args.into()).unwrap_err();
+                let text = failure.to_string();
+                assert!(text.starts_with(&format!("{path} cannot be written: ")), "{text}");
+                assert!(!text.contains("writing") && failure.exit_status() == 2, "{text}");
+            }
+        }
+    }
 
     /// What changes while it is read is read again, a few times; another failure is one at once.
     #[test]

@@ -1,6 +1,6 @@
 //! Why there is no report, and the exit status for it.
 
-use std::io;
+use std::{borrow::Cow, io};
 
 use crate::{
     bpf::{self, AttachError, LoadError},
@@ -18,7 +18,7 @@ pub(super) enum MallocFailure {
     Process(#[from] HeapFailure),
     /// Flags that do not fit together.
     #[error("{0}")]
-    Usage(&'static str),
+    Usage(Cow<'static, str>),
     /// No process matches the selection.
     #[error("no running Ruby process is selected ({0})")]
     Nobody(String),

@@ -28,6 +28,7 @@ use crate::{
     preflight,
     ruby::malloc::malloc_sites,
     signals::Signals,
+    sudo,
     words::plural,
 };
 
@@ -47,9 +48,12 @@ pub(super) fn watch(
     mut fail: impl FnMut(&MallocFailure),
 ) -> Result<(Vec<Report>, MallocProfile), MallocFailure> {
     if settings.sample == 0 && !settings.files.is_empty() {
-        return Err(MallocFailure::Usage("profiles are made of stacks: --sample 0 takes none"));
+        return Err(MallocFailure::Usage("profiles are made of stacks: --sample 0 takes none".into()));
     }
     preflight::check()?;
+    if !settings.files.is_empty() {
+        sudo::own_files(settings.as_root).map_err(|wrong| MallocFailure::Usage(wrong.into()))?;
+    }
     for (path, _) in &settings.files {
         export::check_path(path)?;
     }

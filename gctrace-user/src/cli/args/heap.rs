@@ -69,6 +69,10 @@ pub struct HeapArgs {
     #[arg(long, requires = "leaks")]
     pub no_sites: bool,
 
+    /// Under sudo, leave files to root, not to the user who called sudo
+    #[arg(long)]
+    pub as_root: bool,
+
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub proc: Option<PathBuf>,

@@ -78,6 +78,10 @@ pub struct MallocArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Text)]
     pub format: FormatArg,
 
+    /// Under sudo, leave files to root, not to the user who called sudo
+    #[arg(long)]
+    pub as_root: bool,
+
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub proc: Option<PathBuf>,

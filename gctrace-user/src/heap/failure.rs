@@ -97,6 +97,11 @@ pub(crate) enum HeapFailure {
 }
 
 impl HeapFailure {
+    /// Whether another attempt may succeed.
+    pub(super) fn passes(&self) -> bool {
+        matches!(self, Self::Heap { .. })
+    }
+
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
             Self::Missing(_)

@@ -17,6 +17,7 @@ use self::{
 };
 use super::{
     jsonl::Address,
+    retried,
     target::{Target, key},
 };
 use crate::ruby::{
@@ -26,8 +27,6 @@ use crate::ruby::{
 
 /// Maximum number of steps from a sample towards the roots.
 const STEPS: usize = 8;
-/// Maximum number of reads of the heap for one step, if its pages change meanwhile.
-const TRIES: usize = 3;
 
 /// An object that holds others, or several similar ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -190,6 +189,14 @@ enum Unfinished {
     Stopped,
 }
 
+impl Unfinished {
+    /// Whether another attempt may succeed: pages come and go while they are read. A heap that cannot be read because the search was stopped
+    /// is not read again.
+    fn passes(&self) -> bool {
+        matches!(self, Self::Unread(error) if super::passes(error))
+    }
+}
+
 impl From<HeapError> for Unfinished {
     fn from(error: HeapError) -> Self {
         Self::Unread(error)
@@ -216,7 +223,7 @@ fn follow(
         let read = each_object(&memory, objspace, &layout, see);
         if memory.stopped.get() { Err(Unfinished::Stopped) } else { Ok(read?) }
     };
-    let samples = several_times(|| {
+    let samples = retried(Unfinished::passes, || {
         let mut samples = vec![Samples::default(); paths.len()];
         pass(&mut |slot| {
             if slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead)
@@ -239,7 +246,7 @@ fn follow(
             return Ok(());
         }
         search.begin(steps);
-        several_times(|| {
+        retried(Unfinished::passes, || {
             steps.iter_mut().for_each(Step::again);
             pass(&mut |slot| search.see(slot, steps))
         })?;
@@ -276,17 +283,6 @@ impl<M: Memory, F: Fn() -> bool> Memory for Stoppable<'_, M, F> {
     }
 }
 
-/// Retries, because pages come and go while they are read.
-fn several_times<T>(mut look: impl FnMut() -> Result<T, Unfinished>) -> Result<T, Unfinished> {
-    for _ in 1..TRIES {
-        match look() {
-            Err(Unfinished::Unread(HeapError::Implausible(_))) => {}
-            other => return other,
-        }
-    }
-    look()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -316,12 +312,16 @@ mod tests {
     fn several_looks() {
         let look = |results: &[Result<u8, Unfinished>]| {
             let mut looks = results.iter();
-            let found = several_times(|| looks.next().expect("looked too often").clone());
+            let found = retried(Unfinished::passes, || looks.next().expect("looked too often").clone());
             (found, looks.len())
         };
-        let changed = Err(Unfinished::Unread(HeapError::Implausible("a page".to_owned())));
-        assert_eq!(look(&[changed.clone(), Ok(1), Ok(2)]), (Ok(1), 1));
-        assert_eq!(look(&vec![changed.clone(); TRIES]), (changed.clone(), 0));
+        let changed = HeapError::Implausible("a page".to_owned());
+        let gone = HeapError::Unreadable { what: "a heap page", address: 0x7000 };
+        for error in [changed, gone] {
+            let failed = Err(Unfinished::Unread(error));
+            assert_eq!(look(&[failed.clone(), Ok(1), Ok(2)]), (Ok(1), 1));
+            assert_eq!(look(&vec![failed.clone(); 3]), (failed, 0));
+        }
         for end in [Unfinished::Stopped, Unfinished::Unread(HeapError::Layout)] {
             assert_eq!(look(&[Err(end.clone()), Ok(1)]), (Err(end), 1));
         }

@@ -120,11 +120,11 @@ fn counted(target: &Target, by: By) -> Result<count::Counted, HeapError> {
 /// Maximum number of attempts: mappings and pages may come and go while they are read.
 const TRIES: u32 = 3;
 
-/// Reads something of a heap again if what was read does not fit together.
-fn retried<T>(mut read: impl FnMut() -> Result<T, HeapFailure>) -> Result<T, HeapFailure> {
+/// Reads something of a heap again if it failed because the heap changed meanwhile: `passes` says so of an error.
+fn retried<T, E>(passes: impl Fn(&E) -> bool, mut read: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let mut result = read();
     for _ in 1..TRIES {
-        if !matches!(result, Err(HeapFailure::Heap { .. })) {
+        if !result.as_ref().is_err_and(&passes) {
             break;
         }
         result = read();
@@ -132,9 +132,14 @@ fn retried<T>(mut read: impl FnMut() -> Result<T, HeapFailure>) -> Result<T, Hea
     result
 }
 
+/// Whether another attempt may succeed: a page that is given back while it is read cannot be read, or makes no sense.
+fn passes(error: &HeapError) -> bool {
+    matches!(error, HeapError::Unreadable { .. } | HeapError::Implausible(_))
+}
+
 /// The account of the memory of a process, and the report on its heap.
 fn accounted(target: &Target) -> Result<(Report, memory::Account), HeapFailure> {
-    retried(|| {
+    retried(HeapFailure::passes, || {
         let counted = count::count(target).map_err(|source| target.failure(source))?;
         let account = account(target, &counted)?;
         let report = Report::of(target, By::Memory, &counted).map_err(|source| target.failure(source))?;
@@ -209,7 +214,7 @@ mod tests {
         let other = || HeapFailure::Usage("no".to_owned());
         let attempts = |fails: u32, failure: &dyn Fn() -> HeapFailure| {
             let mut attempts = 0;
-            let result = retried(|| {
+            let result = retried(HeapFailure::passes, || {
                 attempts += 1;
                 if attempts <= fails { Err(failure()) } else { Ok(()) }
             });

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::{
     line::Line,
+    passes, retried,
     target::{Target, key},
 };
 use crate::{
@@ -27,7 +28,8 @@ use crate::{
     images::{GcOf, Images, KnownImage},
     preflight,
     ruby::{
-        heap::{HeapError, Slot, each_object},
+        frames::Memory,
+        heap::{HeapError, HeapLayout, Slot, each_object},
         plan::OptionalEvent,
     },
     stacks::{Reader, Record, StackOf, Stacks},
@@ -303,15 +305,10 @@ impl Following {
             .filter(|sample| sample.major.is_some_and(|then| then + SURVIVED <= major))
             .map(|sample| (sample.address, sample))
             .collect();
-        let mut there: Vec<(String, &Sample)> = Vec::new();
         let layout = target.layout().map_err(text)?;
-        each_object(&target.memory, self.objspace, &layout, |slot| {
-            if let Some(&sample) = wanted.get(&slot.address)
-                && slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead)
-                && let Some(class) = class_of(slot)
-            {
-                there.push((class, sample));
-            }
+        let mut there = old_objects(&target.memory, self.objspace, &layout, |slot| {
+            let sample = wanted.get(&slot.address)?;
+            Some((class_of(slot)?, *sample))
         })
         .map_err(text)?;
         // Checked after the heap was read: an object that is followed now was in its slot then.
@@ -358,6 +355,24 @@ impl Following {
     }
 }
 
+/// What `of` returns for each old object of a heap, which is read again if its pages change meanwhile.
+fn old_objects<M: Memory, T>(
+    memory: &M,
+    objspace: u64,
+    layout: &HeapLayout,
+    mut of: impl FnMut(&Slot<'_>) -> Option<T>,
+) -> Result<Vec<T>, HeapError> {
+    retried(passes, || {
+        let mut found = Vec::new();
+        each_object(memory, objspace, layout, |slot| {
+            if slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead) {
+                found.extend(of(slot));
+            }
+        })?;
+        Ok(found)
+    })
+}
+
 impl Account {
     fn adds_up(&self) -> bool {
         self.drawn == self.followed + self.page_full + self.map_full + self.not_free
@@ -373,6 +388,7 @@ fn is_followed(probes: &LeakProbes, target: &LeakTarget, sample: &Sample) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ruby::RubyVersion;
 
     /// At least half of the objects are as old as the third number, or older.
     #[test]
@@ -386,6 +402,28 @@ mod tests {
         assert_eq!(of(&[(2, 1), (9, 1)]), Some((2, 9, 9)));
         assert_eq!(of(&[(2, 2), (9, 1)]), Some((2, 9, 2)));
         assert_eq!(of(&[(2, 10), (3, 10), (7, 1), (9, 9)]), Some((2, 9, 3)));
+    }
+
+    /// A heap that cannot be read because its pages change is read again, a few times, and nothing of an incomplete reading is left.
+    #[test]
+    fn read_again() {
+        use std::cell::Cell;
+
+        /// The heap of a process without pages; the first reads fail.
+        struct Fickle(Cell<u32>);
+        impl Memory for Fickle {
+            fn read(&self, _: u64, buffer: &mut [u8]) -> bool {
+                buffer.fill(0);
+                self.0.replace(self.0.get().saturating_sub(1)) == 0
+            }
+        }
+        let layout = HeapLayout::of(RubyVersion::new(3, 1, 2)).unwrap();
+        let read =
+            |failing| old_objects(&Fickle(Cell::new(failing)), 0x1000, &layout, |slot| Some(slot.address));
+        for failing in [0, 1, 2] {
+            assert_eq!(read(failing), Ok(Vec::new()), "{failing}");
+        }
+        assert!(matches!(read(3), Err(HeapError::Unreadable { .. })));
     }
 
     /// Every drawn object is in exactly one category.

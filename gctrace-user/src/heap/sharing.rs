@@ -172,7 +172,7 @@ struct Look {
 }
 
 fn look(target: &Target) -> Result<Look, HeapFailure> {
-    retried(|| look_once(target))
+    retried(HeapFailure::passes, || look_once(target))
 }
 
 fn gc_count(target: &Target) -> Result<u64, HeapFailure> {

@@ -1,6 +1,7 @@
 # Works until "end", with a major collection in each round, and keeps something of each round or nothing. What is kept in different ways
 # has different classes. Tests find the lines that allocate by the names behind "allocates".
 require_relative "support"
+require "set"
 require ENV["GCTRACE_TEST_MALLOC_WITNESS"] if ENV["GCTRACE_TEST_MALLOC_WITNESS"]
 
 class Order; end
@@ -32,11 +33,37 @@ class Toll; end
 class Good; end
 class Visa; end
 class Version; end
+class Book; end
+class Card; end
+class Seal; end
+class Gift; end
 class Parent
   def initialize
     @line = Line.new # allocates Line
   end
 end
+
+# Holders with variables of their own, or with a class of their own.
+class Shelf < Hash
+  def initialize
+    super
+    @max = 9
+  end
+end
+
+module Ribbon; end
+class Box
+  def initialize
+    @one = Gift.new # allocates Gift
+    @other = Gift.new # allocates Gift
+    extend Ribbon
+  end
+end
+SHELF = Shelf.new
+CARDS = []
+CARDS.instance_variable_set(:@max, CARDS.object_id)
+SEALS = Set.new
+BOXES = []
 CACHE = []
 CLOSURES = []
 module Shop
@@ -321,6 +348,16 @@ ROUNDS = {
       Shop::Vault.keep
       NAMELESS.keep
       Wishes::KEEPER.call
+      rand(3).times { Scrap.new }
+    end
+  end,
+  # What a hash and an array with instance variables keep, a set, and objects of which each has a singleton class.
+  "holders" => lambda do |n|
+    600.times do |i|
+      SHELF[n * 600 + i] = Book.new # allocates Book
+      CARDS << Card.new # allocates Card
+      SEALS << Seal.new # allocates Seal
+      BOXES << Box.new if i % 3 == 0
       rand(3).times { Scrap.new }
     end
   end,

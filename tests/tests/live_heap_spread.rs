@@ -48,11 +48,46 @@ fn copies(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
+/// Holders with instance variables hold their elements, and a singleton class does not set similar holders apart.
+fn with_own_variables(live: &Live, ruby: &Ruby) -> Result<()> {
+    let (_, found) = growing(live, ruby, "holders")?;
+    for (class, holder, constant) in [("Book", "Shelf", "SHELF"), ("Card", "Array", "CARDS")] {
+        let leak = suspect(&found, class, holder)?;
+        ensure!(leak["constant"] == constant && leak["end"] == "constant", "{leak}");
+        ensure!(leak["holders"].as_array().map(Vec::len) == Some(1), "{leak}");
+    }
+    // Up to 3.4, a set has a hash.
+    let holder = if ruby.is_at_least(4, 0) { "Set" } else { "Hash" };
+    let leak = suspect(&found, "Seal", holder)?;
+    let last = leak["holders"].as_array().and_then(|holders| holders.last());
+    ensure!(last.is_some_and(|last| last["class"] == "Set") && leak["constant"] == "SEALS", "{leak}");
+    let leak = suspect(&found, "Gift", "Box")?;
+    let holder = &leak["holders"][0];
+    ensure!(holder["objects"].as_u64() > Some(1) && holder["holds"] == holder["of"], "{leak}");
+    ensure!(leak["holders"][1]["class"] == "Array" && leak["constant"] == "BOXES", "{leak}");
+    Ok(())
+}
+
 /// Holders that are spread out or replaced are named, as far as they are known.
 #[test]
 fn several_holders() -> Result<()> {
     let live = Live::beside_others()?;
     two_on_each(&live, [("spread", spread), ("copies", copies)])
+}
+
+/// Holders that are unlike others are named, too.
+#[test]
+fn holders_with_own_variables() -> Result<()> {
+    let live = Live::beside_others()?;
+    let rubies = Ruby::all()?;
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            rubies.iter().map(|ruby| (ruby, scope.spawn(|| with_own_variables(&live, ruby)))).collect();
+        for (ruby, thread) in running {
+            thread.join().expect("a thread panicked").with_context(|| ruby.label())?;
+        }
+        Ok(())
+    })
 }
 
 /// Objects without write barriers are not watched. gctrace says so, with their numbers.

@@ -4,6 +4,7 @@ use super::{
     places::{self, Known, Traced},
     target::{Target, key},
 };
+use crate::cli::By;
 use crate::ruby::{
     heap::{Census, HeapError, HeapLayout, NoPlaces, Tracing, census, census_with_places},
     live_check,
@@ -32,6 +33,9 @@ pub(super) struct Counted {
 /// The text for a heap that did not change, but contains dead objects that a collection has yet to sweep.
 pub(super) const NOT_SWEPT: &str = "not of one moment: a collection has not swept all pages yet";
 
+/// The text for a heap that changed.
+pub(super) const CONTINUED: &str = "not of one moment: the program continued while its heap was read";
+
 /// What happened between two states of an objspace.
 pub(super) struct Moment {
     /// `GC.count` before and after.
@@ -58,7 +62,7 @@ impl Moment {
         if self.sweeping && self.allocated == Some(0) {
             return NOT_SWEPT;
         }
-        "not of one moment: the program continued while its heap was read"
+        CONTINUED
     }
 }
 
@@ -90,26 +94,30 @@ pub(super) fn same_moment(plan: &AttachPlan, before: &[u8], after: &[u8]) -> Mom
 
 /// Takes a census until no GC ran meanwhile, or the maximum number of attempts is reached. Refuses pages whose number of slots differs
 /// from `GC.stat`.
-pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
-    counted(target, false)
+///
+/// Contains what rows of this kind need: allocation sites of objects for lines, the classes of keepers for pages.
+pub(super) fn count(target: &Target, by: By) -> Result<Counted, HeapError> {
+    counted(target, by, TRIES)
 }
 
-/// The same, with allocation sites of objects.
-pub(super) fn count_with_places(target: &Target) -> Result<Counted, HeapError> {
-    counted(target, true)
+/// Takes a single census, by class.
+pub(super) fn once(target: &Target) -> Result<Counted, HeapError> {
+    counted(target, By::Class, 1)
 }
 
-fn counted(target: &Target, with_places: bool) -> Result<Counted, HeapError> {
+fn counted(target: &Target, by: By, tries: u32) -> Result<Counted, HeapError> {
     let plan = &target.plan;
     let layout = target.layout()?;
     let mut last = None;
     let mut tracing = None;
-    for _ in 0..TRIES {
+    let names = if by == By::Page { target.names() } else { None };
+    let mut real_class = |class| names.as_ref()?.real_class(class);
+    for _ in 0..tries {
         let (objspace, before) = target.state()?;
-        let read = if with_places {
+        let read = if by == By::Line {
             placed_census(target, &layout, &mut tracing, objspace, &before)
         } else {
-            census(&target.memory, objspace, &layout).map(|census| (census, None))
+            census(&target.memory, objspace, &layout, &mut real_class).map(|census| (census, None))
         };
         let (census, mut places) = match read {
             Ok(read) => read,
@@ -179,11 +187,13 @@ fn placed_census(
     };
     let places = match places::read(target, tracing, before) {
         Ok(places) => places,
-        Err(reason) => return Ok((census(&target.memory, objspace, layout)?, Some(Err(reason)))),
+        Err(reason) => {
+            return Ok((census(&target.memory, objspace, layout, &mut |_| None)?, Some(Err(reason))));
+        }
     };
     let (_, state) = target.state()?;
     let mut reader = places::placed(target, &places, &state);
-    let census = census_with_places(&target.memory, objspace, layout, &mut reader)?;
+    let census = census_with_places(&target.memory, objspace, layout, &mut |_| None, &mut reader)?;
     let known = Known::of(&places, &reader);
     drop(reader);
     Ok((census, Some(Ok(Traced { places, known }))))

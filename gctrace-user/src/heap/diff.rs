@@ -10,7 +10,7 @@ use gctrace_tunemygc::printable::printable;
 use serde::Serialize;
 
 use super::{
-    count::{NOT_SWEPT, collections},
+    count::{self, NOT_SWEPT, collections},
     failure::HeapFailure,
     jsonl, places,
     report::Report,
@@ -227,7 +227,7 @@ fn look(target: &Target, by: By) -> Result<Report, HeapFailure> {
     if matches!(by, By::Class | By::Line) {
         target.needs_names()?;
     }
-    let counted = super::counted(target, by).map_err(|source| target.failure(source))?;
+    let counted = count::count(target, by).map_err(|source| target.failure(source))?;
     if let Some(Err(reason)) = &counted.places {
         return Err(HeapFailure::NoPlaces { pid: target.pid, advice: places::advice(*reason) });
     }

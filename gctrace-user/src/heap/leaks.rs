@@ -172,11 +172,12 @@ fn watched(
     let begun = Instant::now();
     let mut watched = Watched::default();
     let mut known: Option<u64> = None;
-    let mut next = begun;
+    let mut pace = Pace::of(time);
     let mut first = None;
     let mut failed = None;
     while begun.elapsed() < time && watched.ended_by == Ended::Time {
-        match look(target, known, Instant::now() >= next) {
+        let from = begun.elapsed();
+        match look(target, known, pace.is_due(from)) {
             Ok(look) => {
                 if let Ok(objects) = following
                     && let Err(error) = objects.take(look.before)
@@ -189,8 +190,10 @@ fn watched(
                 watched.discarded += u64::from(look.discarded);
                 if let Some(survivors) = look.survivors {
                     known = Some(survivors.major);
-                    next = survivors.at + time / CENSUSES;
+                    pace.taken(begun.elapsed());
                     watched.censuses.push(survivors);
+                } else if look.discarded {
+                    pace.discarded(from, begun.elapsed());
                 }
             }
             Err(HeapFailure::NotRuby { denied: false, .. }) if first.is_some() => {
@@ -201,6 +204,7 @@ fn watched(
             // Pages come and go while they are read. It is an error only if no census succeeds.
             Err(failure @ HeapFailure::Heap { .. }) => {
                 watched.discarded += 1;
+                pace.discarded(from, begun.elapsed());
                 failed = Some(failure);
             }
             Err(failure) => return Err(failure),
@@ -214,6 +218,33 @@ fn watched(
     match failed {
         Some(failure) if watched.censuses.is_empty() => Err(failure),
         _ => Ok(watched),
+    }
+}
+
+/// When the next census may begin; times are since the beginning of the watch.
+struct Pace {
+    interval: Duration,
+    next: Duration,
+}
+
+impl Pace {
+    fn of(time: Duration) -> Self {
+        Self { interval: time / CENSUSES, next: Duration::ZERO }
+    }
+
+    fn is_due(&self, now: Duration) -> bool {
+        now >= self.next
+    }
+
+    /// A census was taken.
+    fn taken(&mut self, to: Duration) {
+        self.next = to + self.interval;
+    }
+
+    /// A census was discarded. A program that collects more often than its heap can be read is not read all the time: at most half of
+    /// it, and no more than four times in an interval.
+    fn discarded(&mut self, from: Duration, to: Duration) {
+        self.next = to + to.saturating_sub(from).max(self.interval / 4);
     }
 }
 
@@ -258,7 +289,7 @@ fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFail
     if !due || mode != Mode::None || known.is_none_or(|known| known == before) {
         return Ok(look);
     }
-    let counted = count::count(target).map_err(|source| target.failure(source))?;
+    let counted = count::once(target).map_err(|source| target.failure(source))?;
     let report = Report::brief(target, By::Class, &counted).map_err(|source| target.failure(source))?;
     look.major = majors(target)?.0;
     if look.major != before
@@ -371,6 +402,35 @@ fn find_holders(target: &Target, suspects: &mut [Suspect], signals: &Signals) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Censuses that are all discarded take at most half of the time, and are at most four in each interval.
+    #[test]
+    fn discarded_censuses() {
+        let time = Duration::from_secs(60);
+        let attempts = |took: Duration, discarded: bool| {
+            let (mut pace, mut now, mut attempts) = (Pace::of(time), Duration::ZERO, 0_u32);
+            while now < time {
+                if pace.is_due(now) {
+                    let from = now;
+                    now += took;
+                    attempts += 1;
+                    if discarded { pace.discarded(from, now) } else { pace.taken(now) }
+                }
+                now += LOOK;
+            }
+            attempts
+        };
+        for took in [1, 100, 374, 376, 3_000, 9_000].map(Duration::from_millis) {
+            let discarded = attempts(took, true);
+            assert!(
+                discarded <= 4 * CENSUSES && took * discarded <= time / 2 + took,
+                "{took:?}: {discarded}"
+            );
+            assert!(discarded >= 3, "{took:?}: {discarded}");
+            assert!(attempts(took, false) <= CENSUSES, "{took:?}");
+        }
+        assert!(attempts(Duration::from_millis(1), true) > 3 * CENSUSES);
+    }
 
     /// A collection that is still marking has been survived by no object; one that sweeps or has ended has.
     #[test]

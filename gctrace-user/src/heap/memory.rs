@@ -32,6 +32,8 @@ pub(super) struct Account {
     objects: u64,
     /// Of `objects`, bytes in pages that only this process maps.
     objects_own: u64,
+    /// Of `objects`, bytes in pages without slots, which Ruby keeps for reuse (3.4 and later).
+    objects_empty: u64,
     /// Bytes of slots in use and of free slots, resident or not.
     slots: [u64; 2],
     /// The other parts, without the pages of objects.
@@ -143,15 +145,16 @@ impl Account {
         let own_tid = |tid: u32| Task::look(target.pid, tid).map(|task| task.own_tid);
         let threads: HashSet<u32> = tasks::tids(target.pid)?.into_iter().filter_map(own_tid).collect();
         account.threads = threads.len() as u64;
-        let mut starts: Vec<u64> =
-            counted.census.pages.iter().map(|found| found.start / page * page).collect();
+        let with_slots = counted.census.pages.iter().map(|found| (found.start / page * page, false));
+        let mut starts: Vec<(u64, bool)> =
+            with_slots.chain(counted.census.empty.iter().map(|start| (*start, true))).collect();
         starts.sort_unstable();
         let mut in_map = vec![Pages::default(); maps.len()];
-        for found in &counted.census.pages {
-            let start = found.start / page * page;
+        for &(start, empty) in &starts {
             let there = pages.look(start, page)?;
             account.objects += there.resident;
             account.objects_own += there.exclusive;
+            account.objects_empty += if empty { there.resident } else { 0 };
             let at = maps.partition_point(|map| map.range.1 <= start);
             match maps.get(at) {
                 Some(map) if map.range.0 <= start => {
@@ -161,6 +164,7 @@ impl Account {
                 _ => return Ok(None),
             }
         }
+        let starts: Vec<u64> = starts.into_iter().map(|(start, _)| start).collect();
         let anonymous = Anonymous {
             memory: &target.memory,
             pages: &pages,
@@ -272,6 +276,7 @@ enum Line<'a> {
         swap: u64,
         objects: u64,
         objects_shared: u64,
+        objects_empty: u64,
         slots_live: u64,
         slots_free: u64,
         threads: u64,
@@ -308,6 +313,7 @@ pub(super) fn write(
             swap: account.swap,
             objects: account.objects,
             objects_shared: shared,
+            objects_empty: account.objects_empty,
             slots_live: account.slots[0],
             slots_free: account.slots[1],
             threads: account.threads,
@@ -333,6 +339,10 @@ pub(super) fn write(
     writeln!(out, "\nFORKED: of it, shared with other processes since a fork; copied when written")?;
     let [live, free] = account.slots;
     writeln!(out, "\nslots: {} in use, {} free", data_size(live), data_size(free))?;
+    if account.objects_empty > 0 {
+        let empty = data_size(account.objects_empty);
+        writeln!(out, "pages of objects: {empty} in pages without slots, which Ruby keeps for reuse")?;
+    }
     if shared > 0 {
         let share = percent(shared, account.objects);
         let shared = data_size(shared);

@@ -103,18 +103,13 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
         let written = memory::write(&mut out, &report, &account, settings.format);
         return flushed(written, &mut out);
     }
-    let counted = counted(&target, settings.by).map_err(|source| target.failure(source))?;
+    let counted = count::count(&target, settings.by).map_err(|source| target.failure(source))?;
     let report = Report::of(&target, settings.by, &counted).map_err(|source| target.failure(source))?;
     if let Some(path) = &settings.svg {
         export::write_atomically(path, |out| svg::write(out, &report, &counted.census.pages))
             .map_err(|error| file_failure(path, error))?;
     }
     write(&report, settings)
-}
-
-/// A census; with allocation sites of objects if rows are lines.
-fn counted(target: &Target, by: By) -> Result<count::Counted, HeapError> {
-    if by == By::Line { count::count_with_places(target) } else { count::count(target) }
 }
 
 /// Maximum number of attempts: mappings and pages may come and go while they are read.
@@ -140,7 +135,7 @@ fn passes(error: &HeapError) -> bool {
 /// The account of the memory of a process, and the report on its heap.
 fn accounted(target: &Target) -> Result<(Report, memory::Account), HeapFailure> {
     retried(HeapFailure::passes, || {
-        let counted = count::count(target).map_err(|source| target.failure(source))?;
+        let counted = count::count(target, By::Memory).map_err(|source| target.failure(source))?;
         let account = account(target, &counted)?;
         let report = Report::of(target, By::Memory, &counted).map_err(|source| target.failure(source))?;
         Ok((report, account))

@@ -18,7 +18,7 @@ use super::{
     text::share,
 };
 use crate::{
-    cli::{Format, HeapSettings},
+    cli::{By, Format, HeapSettings},
     console::say,
     host::sharing::{Now, SharedPages, SharingError},
     words::{data_size, plural},
@@ -181,7 +181,7 @@ fn gc_count(target: &Target) -> Result<u64, HeapFailure> {
 }
 
 fn look_once(target: &Target) -> Result<Look, HeapFailure> {
-    let counted = count::count(target).map_err(|source| target.failure(source))?;
+    let counted = count::count(target, By::Memory).map_err(|source| target.failure(source))?;
     let places = account(target, &counted)?.places;
     let pages = SharedPages::read(target.pid, &places.mappings).map_err(|error| unknown(target, error))?;
     Ok(Look { pages, places, gc_count: counted.moment.gc_count[1] })

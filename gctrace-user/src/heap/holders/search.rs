@@ -3,7 +3,7 @@
 mod ends;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     ops::ControlFlow,
     time::Duration,
 };
@@ -49,6 +49,8 @@ pub(super) struct Search<'t> {
     with_variables: BTreeMap<u64, u64>,
     /// The hashes that are storages of fibers: the thread, and whether they were found only through a fiber.
     storages: BTreeMap<u64, (u64, bool)>,
+    /// The real class of each class pointer of a holder, in this pass.
+    classes: HashMap<u64, u64>,
     /// The objects whose holders are searched.
     wanted: HashSet<u64>,
     /// Those of them that the object read last holds.
@@ -67,6 +69,7 @@ impl<'t> Search<'t> {
             threads: Threads::of(version),
             with_variables: BTreeMap::new(),
             storages: BTreeMap::new(),
+            classes: HashMap::new(),
             wanted: HashSet::new(),
             held: BTreeSet::new(),
         })
@@ -76,6 +79,7 @@ impl<'t> Search<'t> {
     pub(super) fn begin(&mut self, steps: &[Step]) {
         self.with_variables.clear();
         self.storages.clear();
+        self.classes.clear();
         self.wanted = steps.iter().flat_map(|step| &step.wanted).copied().collect();
     }
 
@@ -148,7 +152,7 @@ impl<'t> Search<'t> {
             return Found::Nothing;
         }
         // Internal objects have something else in place of the class.
-        let class = if slot.kind().is_internal() { 0 } else { slot.class() };
+        let class = if slot.kind().is_internal() { 0 } else { self.real_class(slot.class()) };
         Found::Holds(HeapObject {
             address: slot.address,
             kind: slot.kind(),
@@ -158,6 +162,13 @@ impl<'t> Search<'t> {
             old: slot.marks.is_some_and(Marks::is_old),
             size: slot.bytes.len(),
         })
+    }
+
+    /// The class that `Object#class` returns: objects with singleton classes (`extend`) are similar to others of their class.
+    fn real_class(&mut self, class: u64) -> u64 {
+        let Self { names, classes, .. } = self;
+        let Some(names) = names.as_ref().filter(|_| class != 0) else { return class };
+        *classes.entry(class).or_insert_with(|| names.real_class(class).unwrap_or(class))
     }
 
     /// Passes each reference of an object to `visit`, and returns the address of its code, if it has any; or why its references cannot be

@@ -80,7 +80,7 @@ impl Page {
     }
 }
 
-/// Objects on pages that are nearly empty.
+/// Objects of a class on pages that are nearly empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keeper {
     /// The objects.
@@ -103,12 +103,15 @@ pub struct Census {
     pub by_class: ByClass<Tally>,
     /// By place, type and class; `None` for an unknown place. Empty unless places were requested.
     pub by_place: HashMap<(Option<u32>, ObjectType, u64), Tally>,
-    /// The objects that keep nearly empty pages from being released.
+    /// The objects that keep nearly empty pages from being released, by the class that `Object#class` returns for them, as far as it is known.
+    /// Classes are one row: each has its own metaclass.
     pub keepers: ByClass<Keeper>,
     /// Free slots.
     pub free: Tally,
     /// Pages with slots.
     pub pages: Vec<Page>,
+    /// First addresses of pages that have no slots now and are kept for reuse, from 3.4 on: `heap_empty_pages` of `GC.stat`.
+    pub empty: Vec<u64>,
 }
 
 impl Census {
@@ -126,11 +129,20 @@ impl Census {
     }
 }
 
+/// The class that `Object#class` returns for objects with a class pointer; `None` if it cannot be read.
+pub type RealClass<'a> = &'a mut dyn FnMut(u64) -> Option<u64>;
+
 /// Counts all slots of the heap behind `objspace`. Bounded: each page is at most 64 KiB, and each is read once. A running
 /// process continues meanwhile, so the sums are a snapshot only if it neither allocated nor collected: compare
-/// `GC.count` and the number of allocated objects before and after.
-pub fn census<M: Memory>(memory: &M, objspace: u64, layout: &HeapLayout) -> Result<Census, HeapError> {
-    counted(memory, objspace, layout, None)
+/// `GC.count` and the number of allocated objects before and after. `real_class` is called once for each class pointer on pages
+/// that are nearly empty.
+pub fn census<M: Memory>(
+    memory: &M,
+    objspace: u64,
+    layout: &HeapLayout,
+    real_class: RealClass<'_>,
+) -> Result<Census, HeapError> {
+    counted(memory, objspace, layout, real_class, None)
 }
 
 /// As [`census`], but counts by places, too.
@@ -142,22 +154,52 @@ pub fn census_with_places<M: Memory>(
     memory: &M,
     objspace: u64,
     layout: &HeapLayout,
+    real_class: RealClass<'_>,
     placed: &mut Placed<'_>,
 ) -> Result<Census, HeapError> {
-    counted(memory, objspace, layout, Some(placed))
+    counted(memory, objspace, layout, real_class, Some(placed))
+}
+
+/// The classes of the objects on nearly empty pages.
+struct RealClasses<'a> {
+    real: RealClass<'a>,
+    known: HashMap<u64, u64>,
+    /// The class of classes, which is `Class` for all of them. Reading it for each would take as many reads as it has ancestors.
+    of_classes: Option<u64>,
+}
+
+impl RealClasses<'_> {
+    fn of(&mut self, kind: ObjectType, class: u64) -> (ObjectType, u64) {
+        let Self { real, known, of_classes } = self;
+        if class == 0 {
+            return (kind, 0);
+        }
+        let mut read = |class| *known.entry(class).or_insert_with(|| real(class).unwrap_or(class));
+        let class = if kind == ObjectType::CLASS {
+            *of_classes.get_or_insert_with(|| read(class))
+        } else {
+            read(class)
+        };
+        (kind, class)
+    }
 }
 
 fn counted<M: Memory>(
     memory: &M,
     objspace: u64,
     layout: &HeapLayout,
+    real_class: RealClass<'_>,
     mut placed: Option<&mut Placed<'_>>,
 ) -> Result<Census, HeapError> {
+    let mut real = RealClasses { real: real_class, known: HashMap::new(), of_classes: None };
     let mut census = Census::default();
     let mut walk = Walk::new(memory, layout);
     let mut on_page: ByClass<Tally> = HashMap::new();
     for address in walk.pages(objspace)? {
-        let Some(head) = walk.read(address)? else { continue };
+        let Some(head) = walk.read(address)? else {
+            census.empty.extend(walk.kept());
+            continue;
+        };
         on_page.clear();
         let mut free = 0;
         if let Some(placed) = &mut placed {
@@ -188,11 +230,17 @@ fn counted<M: Memory>(
         for (&(kind, class), tally) in &on_page {
             census.by_type.entry(kind).or_default().absorb(tally);
             census.by_class.entry((kind, class)).or_default().absorb(tally);
-            if page.nearly_empty() {
-                let keeper = census.keepers.entry((kind, class)).or_default();
+        }
+        if page.nearly_empty() {
+            let mut keepers: ByClass<Tally> = HashMap::new();
+            for (&(kind, class), tally) in &on_page {
+                keepers.entry(real.of(kind, class)).or_default().absorb(tally);
+            }
+            for (key, tally) in &keepers {
+                let keeper = census.keepers.entry(*key).or_default();
                 keeper.tally.absorb(tally);
                 keeper.pages += 1;
-                keeper.alone += u64::from(on_page.len() == 1);
+                keeper.alone += u64::from(keepers.len() == 1);
             }
         }
         census.free.count += u64::from(free);

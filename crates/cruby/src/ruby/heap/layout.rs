@@ -19,6 +19,8 @@ pub struct HeapLayout {
     pub(super) total_slots: u32,
     /// `start` in a page: the first slot.
     pub(super) start: u32,
+    /// `body` in a page, from 3.4 on: a page without slots is kept for reuse, with its memory (`gc_sweep_step`, gc/default/default.c).
+    pub(super) body: Option<u32>,
     /// Size of a page structure, bytes.
     pub(super) head: u32,
     /// `HEAP_PAGE_ALIGN`: size of a page, bytes.
@@ -74,6 +76,11 @@ impl HeapLayout {
         let structure = |tag| table.structure(tag).or_else(|| tables::newest_structure(version, tag));
         let page = structure("heap_page").ok_or(HeapError::Layout)?;
         let at = |name: &str| table.offset(name).ok_or(HeapError::Layout);
+        let start = offset(page, "start").ok_or(HeapError::Layout)?;
+        // The tables lack `body`, which is between these two.
+        let body = offset(page, "free_next")
+            .map(|at| at + 8)
+            .filter(|body| version.at_least(3, 4) && body + 8 == start);
         let layout = Self {
             sorted: at("heap_pages.sorted")?,
             allocated_pages: (!version.at_least(3, 4))
@@ -81,7 +88,8 @@ impl HeapLayout {
                 .transpose()?,
             slot_size: offset(page, "slot_size"),
             total_slots: offset(page, "total_slots").ok_or(HeapError::Layout)?,
-            start: offset(page, "start").ok_or(HeapError::Layout)?,
+            start,
+            body,
             head: page.size,
             // HEAP_PAGE_ALIGN_LOG (gc.c): 14, from 3.2 on 16.
             page: if version.at_least(3, 2) { 64 << 10 } else { 16 << 10 },
@@ -94,7 +102,7 @@ impl HeapLayout {
                 array_root: if version.at_least(3, 2) { 1 << 24 } else { 1 << 17 },
                 shared: if version.at_least(3, 4) { 1 << 12 } else { 1 << 14 },
             },
-            variables: if version.at_least(3, 5) { 0x0807_ffff << 32 } else { 1 << 10 },
+            variables: if version.at_least(4, 0) { 0x0807_ffff << 32 } else { 1 << 10 },
             // Tables of structures cover fewer releases than those of the objspace.
             exact: own.is_some_and(|own| own.structure("heap_page").is_some()),
         };

@@ -25,7 +25,7 @@ mod tracing_tests;
 mod walk;
 mod window;
 
-pub use census::{ByClass, Census, Keeper, Page, Tally, census, census_with_places};
+pub use census::{ByClass, Census, Keeper, Page, RealClass, Tally, census, census_with_places};
 pub use classes::ClassNames;
 pub use environment::Environment;
 pub use kinds::ObjectType;

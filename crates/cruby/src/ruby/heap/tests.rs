@@ -82,9 +82,10 @@ fn slots_are_counted() {
         let (string, imemo) = (0x5 | 1 << 12, 0x1a | 3 << 12);
         let large = if layout.slot_size.is_some() { 160 } else { 40 };
         let pages = [(40, vec![string, 0, imemo]), (large, vec![string, string, 0, 0]), (40, Vec::new())];
-        let counted = census(&heap(&layout, &pages), OBJSPACE, &layout).unwrap();
+        let counted = census(&heap(&layout, &pages), OBJSPACE, &layout, &mut |_| None).unwrap();
         assert_eq!(counted.total(), 7, "{version}");
         assert_eq!(counted.pages.len(), 2, "{version}: a page without slots is not one of the heap");
+        assert!(counted.empty.is_empty(), "{version}: it has no memory");
         let tally = |name: &str| {
             let of_type = counted.by_type.iter().find(|(kind, _)| kind.name() == name);
             of_type.map(|(_, tally)| (tally.count, tally.bytes))
@@ -96,6 +97,22 @@ fn slots_are_counted() {
         // The class field of internal objects does not hold a class.
         assert!(counted.by_class.keys().all(|(kind, class)| kind.is_internal() == (*class == 0)));
         assert_eq!(counted.pages[1].live, 2);
+    }
+}
+
+/// A page without slots has its memory, from 3.4 on.
+#[test]
+fn empty_pages() {
+    for (version, layout) in layouts() {
+        let mut memory = heap(&layout, &[(40, vec![5]), (40, Vec::new()), (40, Vec::new())]);
+        assert_eq!(layout.body.is_some(), version.at_least(3, 4), "{version}");
+        let Some(at) = layout.body else { continue };
+        for (page, body) in [(0, 0x7000_0000), (1, 0x7001_0000), (2, 0x7002_0008_u64)] {
+            let head = memory.0.get_mut(&(HEADS + page * 4096)).unwrap();
+            head[at as usize..][..8].copy_from_slice(&body.to_le_bytes());
+        }
+        let counted = census(&memory, OBJSPACE, &layout, &mut |_| None).unwrap();
+        assert_eq!((counted.pages.len(), counted.empty), (1, vec![0x7001_0000]), "{version}");
     }
 }
 
@@ -143,7 +160,7 @@ fn bits_of_slots() {
             (99, Marks { age: 2, ..plain }),
         ];
         assert_eq!(seen, expected, "{version}");
-        let counted = census(&memory, OBJSPACE, &layout).unwrap().live();
+        let counted = census(&memory, OBJSPACE, &layout, &mut |_| None).unwrap().live();
         assert_eq!((counted.ages, counted.unprotected), ([108, 0, 1, 1], 1), "{version}");
         assert_eq!((counted.pinned, counted.dead), (1, 1), "{version}");
     }
@@ -187,10 +204,52 @@ fn keepers() {
         (40, slots)
     };
     let pages = [few(&[5, 5]), few(&[5, 8]), few(&[]), few(&[5; 11])];
-    let counted = census(&heap(&layout, &pages), OBJSPACE, &layout).unwrap();
+    let counted = census(&heap(&layout, &pages), OBJSPACE, &layout, &mut |_| None).unwrap();
     let of = |kind: u64| counted.keepers[&(ObjectType::of_flags(kind), CLASS)];
     assert_eq!((of(5).tally.count, of(5).pages, of(5).alone), (3, 2, 1));
     assert_eq!((of(8).tally.count, of(8).pages, of(8).alone), (1, 1, 0));
+}
+
+/// Classes, which have a metaclass each, are one row, as are objects of which some have a singleton class. A page counts once, and as one
+/// without other objects.
+#[test]
+fn keepers_of_one_class() {
+    let (_, layout) = layouts().pop().unwrap();
+    let few = |kinds: &[u64]| {
+        let mut slots = vec![0; 40];
+        slots[..kinds.len()].copy_from_slice(kinds);
+        (40, slots)
+    };
+    let (class, object, string) = (2, 1, 5);
+    let mut memory = heap(&layout, &[few(&[class, class]), few(&[class, object, object, string, string])]);
+    for (page, slot, pointer) in
+        [(0, 1, 0x10), (1, 0, 0x20), (1, 1, 0x30), (1, 2, 0x31), (1, 3, 0x40), (1, 4, 0x41)]
+    {
+        let slots = memory.0.get_mut(&(SLOTS + page * walk::PAGE)).unwrap();
+        slots[slot * 40 + 8..][..8].copy_from_slice(&u64::to_le_bytes(pointer));
+    }
+    let mut asked = Vec::new();
+    // 0x40 and 0x41 cannot be read.
+    let real = &mut |pointer| {
+        asked.push(pointer);
+        (pointer != 0x40 && pointer != 0x41).then_some(if [0x30, 0x31].contains(&pointer) {
+            0x30
+        } else {
+            0x99
+        })
+    };
+    let counted = census(&memory, OBJSPACE, &layout, real).unwrap();
+    let of = |kind: u64, class: u64| {
+        let keeper = counted.keepers.get(&(ObjectType::of_flags(kind), class))?;
+        Some((keeper.tally.count, keeper.pages, keeper.alone))
+    };
+    assert_eq!(of(class, 0x99), Some((3, 2, 1)));
+    assert_eq!(of(object, 0x30), Some((2, 1, 0)));
+    assert_eq!([of(string, 0x40), of(string, 0x41)], [Some((1, 1, 0)); 2]);
+    assert_eq!(counted.keepers.len(), 4);
+    assert_eq!(asked.len(), 5, "each once, and only one class of a class: {asked:?}");
+    // Rows of the whole heap have the pointers themselves.
+    assert!(counted.by_class.contains_key(&(ObjectType::OBJECT, 0x31)));
 }
 
 /// A release without a table, or whose table lacks pages, is read like the newest one of its series, and must prove itself; a release
@@ -216,7 +275,7 @@ fn implausible_heaps() {
     let refused = |change: &dyn Fn(&mut Pieces)| {
         let mut memory = heap(&layout, &[(40, vec![5, 5])]);
         change(&mut memory);
-        census(&memory, OBJSPACE, &layout).unwrap_err().to_string()
+        census(&memory, OBJSPACE, &layout, &mut |_| None).unwrap_err().to_string()
     };
     let missing = refused(&|memory| drop(memory.0.remove(&LIST)));
     assert!(missing.contains("cannot be read"), "{missing}");
@@ -406,7 +465,7 @@ proptest! {
             let at = at % (piece.len() - 7);
             piece[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
-        if let Ok(counted) = census(&memory, OBJSPACE, &layout) {
+        if let Ok(counted) = census(&memory, OBJSPACE, &layout, &mut |_| None) {
             prop_assert_eq!(counted.total(), counted.live().count + counted.free.count);
         }
     }

@@ -190,6 +190,12 @@ impl<'m, M: Memory> Walk<'m, M> {
         Ok(Some(PageHead { start, slot_size, slots, before_sweep }))
     }
 
+    /// The first address of the page that was read last, if it has no slots and is kept for reuse.
+    pub(super) fn kept(&self) -> Option<u64> {
+        let body = word(&self.head, self.layout.body? as usize);
+        (body != 0 && body.is_multiple_of(self.layout.page)).then_some(body)
+    }
+
     /// The slots of the page that was read last; `None` for a free one.
     pub(super) fn slots(&self, page: PageHead) -> impl Iterator<Item = Option<Slot<'_>>> {
         let size = usize::from(page.slot_size);

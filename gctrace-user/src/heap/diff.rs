@@ -16,6 +16,7 @@ use super::{
     report::Report,
     saved::{Change, Saved, changes},
     target::Target,
+    text,
 };
 use crate::{
     cli::{By, Format, HeapSettings},
@@ -103,7 +104,7 @@ impl Pair<'_> {
         if changes.is_empty() {
             return writeln!(out, "nothing has {}", if self.apart.is_some() { "grown" } else { "changed" });
         }
-        let what = if after.by == "type" { "TYPE" } else { "CLASS" };
+        let what = text::rows(&after.by);
         writeln!(out, "{:>12}{:>12}{:>15}  {what}", "COUNT", "CHANGE", "BYTES CHANGE")?;
         for change in changes.iter().take(top) {
             let name = printable(&change.name);
@@ -214,7 +215,7 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
         failures = 0;
         rounds += 1;
         let mut grown = changes(&before, &after);
-        grown.retain(|change| change.count() > 0);
+        grown.retain(Change::has_grown);
         let pair = Pair { before: &before, after: &after, apart: Some(now - at) };
         if pair.write(&grown, settings)? == Reader::Gone {
             return Ok(());
@@ -237,12 +238,28 @@ fn look(target: &Target, by: By) -> Result<Report, HeapFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heap::saved::Amount;
 
     fn text(before: &Saved, after: &Saved) -> String {
         let mut out = Vec::new();
         let pair = Pair { before, after, apart: Some(Duration::from_secs(5)) };
-        pair.text(&mut out, &[], 40).unwrap();
+        pair.text(&mut out, &changes(before, after), 40).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    /// Names have the same heading as in a census.
+    #[test]
+    fn headings() {
+        for (by, heading) in [(By::Type, "  TYPE"), (By::Class, "  CLASS"), (By::Line, "  FILE:LINE CLASS")] {
+            let saved = |count| Saved {
+                by: by.name().to_owned(),
+                rows: [("A".to_owned(), Amount { count, bytes: 40 })].into(),
+                ..Saved::default()
+            };
+            let text = text(&saved(1), &saved(2));
+            let line = text.lines().find(|line| line.contains("COUNT")).unwrap();
+            assert!(line.ends_with(heading) && line.contains("BYTES CHANGE"), "{line}");
+        }
     }
 
     /// The collections between two censuses are those after the first one.

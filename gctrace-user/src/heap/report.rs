@@ -83,6 +83,10 @@ pub(super) struct Report {
     pub(super) places: Option<Result<Known, NoPlaces>>,
 }
 
+/// The text for a heap that was compacted between the census and the reading of the names of classes.
+pub(super) const COMPACTED: &str =
+    "not of one moment: the heap was compacted meanwhile, and rows may have names of other classes";
+
 /// Which bits of objects are known for this Ruby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ObjectBits {
@@ -121,7 +125,7 @@ impl Report {
         // Classes are named after the objects were counted.
         if key(&target.plan, "compact_count", &state) != counted.compactions {
             report.consistent = false;
-            report.inconsistent = "not of one moment: the heap was compacted meanwhile, and rows may have names of other classes";
+            report.inconsistent = COMPACTED;
         }
         Ok(report)
     }

@@ -206,6 +206,11 @@ impl Change {
     pub(super) fn bytes(&self) -> i128 {
         i128::from(self.after.bytes) - i128::from(self.before.bytes)
     }
+
+    /// Whether there are more objects, or the same or fewer with more bytes: a cache of strings grows without new objects.
+    pub(super) fn has_grown(&self) -> bool {
+        self.count() > 0 || self.bytes() > 0
+    }
 }
 
 /// Rows that differ, largest growth first.
@@ -251,6 +256,18 @@ mod tests {
         let expected = [("C", 3), ("E", 1), ("D", -2), ("B", -7)];
         assert_eq!(found, expected.map(|(name, count)| (name.to_owned(), count)));
         assert_eq!(changes(&before, &before), []);
+    }
+
+    /// What has more objects or more bytes has grown: strings that are appended to are the same objects.
+    #[test]
+    fn what_has_grown() {
+        let grown = |before: (u64, u64), after: (u64, u64)| {
+            let [before, after] = [before, after].map(|(count, bytes)| Amount { count, bytes });
+            Change { name: "A".to_owned(), before, after }.has_grown()
+        };
+        assert!(grown((5, 200), (6, 240)) && grown((5, 200), (5, 90_000)) && grown((5, 200), (4, 90_000)));
+        assert!(grown((5, 200), (6, 100)));
+        assert!(!grown((5, 200), (5, 200)) && !grown((5, 200), (5, 100)) && !grown((5, 200), (4, 200)));
     }
 
     /// A census of another program is recognised by its pid, Ruby or name, or by a decrease of a count that only grows.

@@ -7,7 +7,7 @@ use gctrace_tunemygc::printable::printable;
 use super::{
     count::collections,
     places::advice,
-    report::{Report, Row},
+    report::{COMPACTED, Report, Row},
 };
 use crate::cli::By;
 use crate::words::{data_size, percent, plural};
@@ -76,7 +76,8 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         }
         writeln!(out, "of the objects {}", parts.join(", "))?;
     }
-    if let Some(collections) = collections(report.gc_count[0], report.gc_count[1]) {
+    let collections = collections(report.gc_count[0], report.gc_count[1]);
+    if let Some(collections) = &collections {
         writeln!(out, "not of one moment: {collections} ran while the heap was read")?;
     }
     if report.sweeping {
@@ -93,15 +94,26 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         Some(n) => writeln!(out, "the program allocated {} while the heap was read", plural(n, "object"))?,
         None => writeln!(out, "unknown: how many objects were allocated while the heap was read")?,
     }
+    let said = collections.is_some() || report.sweeping || report.allocated != Some(0);
+    if !report.consistent && (!said || report.inconsistent == COMPACTED) {
+        writeln!(out, "{}", report.inconsistent)?;
+    }
     Ok(())
 }
 
+/// The heading of the names of rows; `by` is what these represent, as in JSON output.
+pub(super) fn rows(by: &str) -> &'static str {
+    if by == By::Type.name() {
+        "TYPE"
+    } else if by == By::Line.name() {
+        "FILE:LINE CLASS"
+    } else {
+        "CLASS"
+    }
+}
+
 fn objects(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
-    let head = match report.who.by {
-        By::Type => "TYPE",
-        By::Line => "FILE:LINE CLASS",
-        _ => "CLASS",
-    };
+    let head = rows(report.who.by.name());
     let old = |text: &str| if report.known.bits { format!("{text:>11}") } else { String::new() };
     writeln!(out, "{:>11}{}{:>13}{:>13}  {head}", "COUNT", old("OLD"), "SLOT BYTES", "OWNED BYTES")?;
     let mut line = |count: u64, aged: u64, bytes: u64, owned: u64, name: &str| {
@@ -183,6 +195,57 @@ fn keepers(out: &mut impl Write, report: &Report) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        heap::{
+            count::CONTINUED,
+            report::{ObjectBits, Who},
+        },
+        ruby::heap::Tally,
+    };
+
+    /// Why a census is not of one moment is said, once, whatever the reason is.
+    #[test]
+    fn not_of_one_moment() {
+        let said = |change: &dyn Fn(&mut Report)| {
+            let who = Who { pid: 7, command: None, ruby: "3.4.9".to_owned(), by: By::Class };
+            let mut report = Report {
+                who,
+                rows: Vec::new(),
+                keepers: Vec::new(),
+                nearly_empty: 0,
+                live: Tally::default(),
+                free: Tally::default(),
+                total: 0,
+                pages: 0,
+                gc_count: [9, 9],
+                allocated: Some(0),
+                sweeping: false,
+                consistent: false,
+                inconsistent: CONTINUED,
+                known: ObjectBits { bits: false, pins: false },
+                places: None,
+            };
+            change(&mut report);
+            let mut out = Vec::new();
+            head(&mut out, &report).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            text.lines().skip(2).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(said(&|report| report.consistent = true).is_empty());
+        // A step of a collection, or a finalizer that freed a slot.
+        assert_eq!(said(&|_| {}), [CONTINUED]);
+        assert_eq!(said(&|report| report.inconsistent = COMPACTED), [COMPACTED]);
+        let lines = said(&|report| (report.inconsistent, report.allocated) = (COMPACTED, Some(3)));
+        assert_eq!(lines, ["the program allocated 3 objects while the heap was read", COMPACTED]);
+        for lines in [
+            said(&|report| report.allocated = Some(3)),
+            said(&|report| report.allocated = None),
+            said(&|report| report.gc_count = [9, 10]),
+            said(&|report| report.sweeping = true),
+        ] {
+            assert!(lines.len() == 1 && lines[0] != CONTINUED, "{lines:?}");
+        }
+    }
 
     /// 100 % is printed only for all.
     #[test]

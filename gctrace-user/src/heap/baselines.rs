@@ -21,8 +21,6 @@ use crate::host::{
 const MOST: usize = 256;
 /// The thread rests this many times as long as it has read, so that a server that forks for each job does not keep it busy.
 const REST: u32 = 1;
-/// Maximum rest.
-const LONGEST_REST: Duration = Duration::from_millis(200);
 
 /// What a process shared at first.
 enum Baseline {
@@ -76,9 +74,9 @@ impl Baselines {
     pub(super) fn end(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         drop(self.wanted.take());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else { return };
+        thread.thread().unpark();
+        if thread.join().is_err() {
             log::warn!("the thread that reads what processes share has failed");
         }
     }
@@ -118,13 +116,45 @@ fn read(wanted: &Receiver<u32>, known: &Known, over: &AtomicBool) {
         if let Some(known) = lock(known).get_mut(&pid) {
             *known = baseline;
         }
-        std::thread::sleep((begin.elapsed() * REST).min(LONGEST_REST));
+        pause(rest(begin.elapsed()), over);
+    }
+}
+
+/// The time to rest after so much reading.
+fn rest(read: Duration) -> Duration {
+    read * REST
+}
+
+/// Rests until the time is over, or the end of the run wakes the thread.
+fn pause(time: Duration, over: &AtomicBool) {
+    let begin = Instant::now();
+    while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())
+        && !over.load(Ordering::Relaxed)
+    {
+        std::thread::park_timeout(left);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The thread rests at least as long as it reads, however long that takes; the end of the run does not wait for it.
+    #[test]
+    fn rests() {
+        for read in [1, 150, 200, 201, 60_000].map(Duration::from_millis) {
+            assert!(rest(read) >= read, "{read:?}");
+        }
+        let over = Arc::new(AtomicBool::new(false));
+        let of_thread = Arc::clone(&over);
+        let thread = std::thread::spawn(move || pause(Duration::from_secs(3600), &of_thread));
+        over.store(true, Ordering::Relaxed);
+        thread.thread().unpark();
+        thread.join().unwrap();
+        let begin = Instant::now();
+        pause(Duration::from_millis(5), &AtomicBool::new(false));
+        assert!(begin.elapsed() >= Duration::from_millis(5));
+    }
 
     /// For a process that is gone, was forgotten, or exceeded the limit, there is a reason why its baseline is unknown.
     #[test]

@@ -25,6 +25,7 @@ use crate::{
     export,
     host::rest::Restful,
     ruby::{
+        RubyVersion,
         frames::Memory,
         heap::{ClassNames, HeapError, NoPlaces, ObjectType, Origin, Places, Referred, Tracing, each_placed},
     },
@@ -35,6 +36,10 @@ use crate::{
 const TRIES: u32 = 3;
 /// `FL_FREEZE` (`include/ruby/internal/fl_type.h`).
 const FROZEN: u64 = 1 << 11;
+/// The kind of an internal object in its flags (`IMEMO_MASK`, internal/imemo.h), and `imemo_fields`, which exists from 4.0 on.
+const IMEMO_SHIFT: u32 = 12;
+const IMEMO_MASK: u64 = 0xf;
+const IMEMO_FIELDS: u64 = 13;
 /// Maximum number of references written for one object.
 const MOST_REFERENCES: usize = 1 << 22;
 
@@ -210,6 +215,7 @@ fn dump(
         }
         referred.clear();
         let kind = slot.kind();
+        let has_class = has_class(kind, slot.flags(), target.plan.analysis.version);
         let known = references.as_mut().map_or(Referred::Unknown, |references| {
             references.each(&target.memory, slot, &mut |value| {
                 if referred.len() < MOST_REFERENCES {
@@ -242,8 +248,8 @@ fn dump(
             address: Address(slot.address),
             r#type: short(kind),
             slot_size: slot.bytes.len() as u64,
-            class: (has_class(kind) && slot.class() != 0).then(|| Address(slot.class())),
-            frozen: has_class(kind) && slot.flags() & FROZEN != 0,
+            class: (has_class && slot.class() != 0).then(|| Address(slot.class())),
+            frozen: has_class && slot.flags() & FROZEN != 0,
             name: name.as_deref(),
             references: exactly.then_some(&referred),
             memsize: slot
@@ -314,9 +320,14 @@ impl Methods {
     }
 }
 
-/// Whether its slot contains a class: internal objects have something else there.
-fn has_class(kind: ObjectType) -> bool {
-    !matches!(kind.name(), "T_IMEMO" | "T_NODE" | "T_ZOMBIE" | "T_MOVED" | "T_NONE")
+/// Whether Ruby's own dump has a class for this object: most internal objects have something else in its place. Objects with the instance
+/// variables of others (`imemo_fields`, 4.0) have their owner there, and `dump_object` writes it.
+fn has_class(kind: ObjectType, flags: u64, version: RubyVersion) -> bool {
+    match kind.name() {
+        "T_IMEMO" => version.at_least(4, 0) && flags >> IMEMO_SHIFT & IMEMO_MASK == IMEMO_FIELDS,
+        "T_NODE" | "T_ZOMBIE" | "T_MOVED" | "T_NONE" => false,
+        _ => true,
+    }
 }
 
 /// The type without `T_`.
@@ -338,4 +349,22 @@ pub(super) fn summary(path: &Path, dumped: &Dumped) -> Vec<String> {
         lines.push(format!("without the references of {objects} that cannot be read ({})", kinds.join(", ")));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of internal objects, only those with the instance variables of others have a class, from 4.0 on.
+    #[test]
+    fn classes() {
+        let has = |flags: u64, major: u16, minor: u16| {
+            has_class(ObjectType::of_flags(flags), flags, RubyVersion::new(major, minor, 0))
+        };
+        let (string, imemo, fields) = (0x5, 0x1a | 10 << 12, 0x1a | 13 << 12);
+        assert_eq!([(3, 4), (4, 0)].map(|(major, minor)| has(string, major, minor)), [true, true]);
+        assert_eq!([(3, 4), (4, 0)].map(|(major, minor)| has(imemo, major, minor)), [false, false]);
+        assert_eq!([(3, 4), (4, 0)].map(|(major, minor)| has(fields, major, minor)), [false, true]);
+        assert!(!has(0x1b, 4, 0) && !has(0x1d, 4, 0));
+    }
 }

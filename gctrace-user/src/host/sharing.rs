@@ -7,7 +7,8 @@ use super::{
     residency::{Entry, PageMap, Resident},
 };
 
-/// Maximum total size of the mappings in bytes; larger ones are not read: each page of 4 KiB takes 8 bytes.
+/// Maximum total size of the mappings in bytes; larger ones are not read. While a mapping is read, each of its shared pages of 4 KiB
+/// takes 16 bytes.
 const MOST: u64 = 64 << 30;
 /// Maximum number of page runs that are kept: 16 bytes each.
 const RUNS: usize = 1 << 22;

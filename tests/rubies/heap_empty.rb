@@ -5,8 +5,11 @@ kept = Array.new(500_000) { Object.new }
 GC.start
 kept = nil
 GC.start(immediate_sweep: false)
-700.times { Array.new(200) { Object.new } }
-GC.disable
+# A program that allocates sweeps; `GC.disable` would end the sweep.
+2_000.times do
+  break if GC.stat[:heap_empty_pages].to_i > 60
+  Array.new(100) { Object.new }
+end
 # `heap_allocated_pages` includes empty pages from 3.4 on.
 $stdout.puts "#{GC.stat(:heap_allocated_pages)} #{GC.stat[:heap_empty_pages] || 0} pages"
 $stdout.flush

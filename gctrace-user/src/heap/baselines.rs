@@ -147,7 +147,7 @@ mod tests {
         }
         let over = Arc::new(AtomicBool::new(false));
         let of_thread = Arc::clone(&over);
-        let thread = std::thread::spawn(move || pause(Duration::from_secs(3600), &of_thread));
+        let thread = std::thread::spawn(move || pause(Duration::from_hours(1), &of_thread));
         over.store(true, Ordering::Relaxed);
         thread.thread().unpark();
         thread.join().unwrap();

@@ -228,7 +228,7 @@ fn dump(
             Referred::Exactly => {}
             // A part of the references is not written: readers take what is there for all of them.
             Referred::Partly | Referred::Unknown => {
-                *dumped.references_unknown.entry(short(kind)).or_default() += 1
+                *dumped.references_unknown.entry(short(kind)).or_default() += 1;
             }
             Referred::Changed => dumped.changed += 1,
         }

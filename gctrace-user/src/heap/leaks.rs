@@ -406,7 +406,7 @@ mod tests {
     /// Censuses that are all discarded take at most half of the time, and are at most four in each interval.
     #[test]
     fn discarded_censuses() {
-        let time = Duration::from_secs(60);
+        let time = Duration::from_mins(1);
         let attempts = |took: Duration, discarded: bool| {
             let (mut pace, mut now, mut attempts) = (Pace::of(time), Duration::ZERO, 0_u32);
             while now < time {

@@ -9,7 +9,7 @@ use crate::ruby::{RubyVersion, frames::Memory};
 
 /// `wrap_struct_name` of `set_data_type` (set.c).
 const NAMES: &[(&[u8], ())] = &[(b"set\0", ())];
-/// `struct set_table` (internal/set_table.h, 4.0): byte offsets of `entry_power`, `type`, `num_entries`, `entries_start`,
+/// `struct set_table` (`internal/set_table.h`, 4.0): byte offsets of `entry_power`, `type`, `num_entries`, `entries_start`,
 /// `entries_bound`, `entries`.
 const POWER: usize = 0;
 const TYPE: usize = 8;

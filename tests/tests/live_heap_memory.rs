@@ -78,23 +78,23 @@ fn empty_pages_of_objects() -> Result<()> {
     let with_empty = Cell::new(0);
     Ruby::each(|ruby| {
         let mut script = Script::unwitnessed(&live, ruby, "heap_empty.rb")?.start()?;
-        let line = script.wait_for_end(" pages")?;
-        let numbers: Vec<u64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
-        let [pages, empty] = numbers[..] else { bail!("{line}") };
+        let printed = script.wait_for_end(" pages")?;
+        let numbers: Vec<u64> = printed.split(' ').filter_map(|number| number.parse().ok()).collect();
+        let [pages, empty] = numbers[..] else { bail!("{printed}") };
         let finished = heap(&live, script.pid(), &["--by", "memory", "--format", "jsonl"])?;
         ensure!(finished.status.success(), "{}", finished.errors());
         let head: Value = serde_json::from_str(finished.stdout.first().context("no line")?)?;
         let of = |name: &str| head[name].as_u64().with_context(|| format!("no {name}: {head}"));
-        ensure!(empty == 0 || ruby.is_at_least(3, 4), "{}: {line}", ruby.label());
+        ensure!(empty == 0 || ruby.is_at_least(3, 4), "{}: {printed}", ruby.label());
         // All pages had objects once, so they are in memory. The last page of a mapping may lack a part.
         ensure!(
             of("objects_empty")?.abs_diff(empty << 16) <= 4096 * empty,
-            "{}: {line}: {head}",
+            "{}: {printed}: {head}",
             ruby.label()
         );
         if empty > 0 {
             with_empty.set(with_empty.get() + 1);
-            ensure!(of("objects")? * 100 >= (pages << 16) * 95, "{}: {line}: {head}", ruby.label());
+            ensure!(of("objects")? * 100 >= (pages << 16) * 95, "{}: {printed}: {head}", ruby.label());
             let text = heap(&live, script.pid(), &["--by", "memory"])?.stdout;
             ensure!(text.iter().any(|line| line.contains("in pages without slots")), "{text:?}");
         }

@@ -122,6 +122,7 @@ mod tests {
         assert_eq!(cpus.become_these([0, 3].into()), Change { gone: vec![], come: vec![3] });
         assert!(cpus.retry(3), "it was away meanwhile");
         // After a suspension the events on all CPUs are opened again, whether the CPUs are online again or not.
+        assert_eq!(cpus.become_these([0, 3].into()), Change { gone: vec![], come: vec![3] });
         cpus.wakes(6 + SUSPENDED_NS);
         assert_eq!(cpus.become_these([0, 3].into()), Change::default());
         cpus.wakes(7 + 2 * SUSPENDED_NS);

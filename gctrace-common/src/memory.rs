@@ -152,6 +152,18 @@ const _: () = assert!(size_of::<MemoryUse>() == 24);
 const _: () = assert!(size_of::<MemoryLayout>() == 40);
 const _: () = assert!(size_of::<MemoryPages>() == 48);
 
+/// Maximum size of all memory counters of a process in the kernel, bytes.
+pub const COUNTERS_BYTES: usize = MEMORY_COUNTERS * MAX_COUNTER_BYTES as usize;
+
+/// Room for the counters and for reading them.
+#[repr(C)]
+pub struct MemoryScratch {
+    /// The counters.
+    pub pages: MemoryPages,
+    /// Room for the counters as the kernel has them, and a word more.
+    pub block: [u64; COUNTERS_BYTES / 8 + 1],
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,7 +23,7 @@ use gctrace_common::{
     job::{Fetcher, MAX_FETCHERS},
     leak::{LEAK_COUNTS, LeakPage, LeakTarget},
     malloc::{MALLOC_TALLIES as TALLIES, MallocBlock, MallocPending, MallocTally, MallocTarget},
-    memory::MemoryLayout,
+    memory::{MemoryLayout, MemoryScratch},
     request::{
         MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey, REQUEST_RING_BYTES,
         Serving, SocketLayout,
@@ -34,7 +34,7 @@ use gctrace_common::{
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
 };
 
-use crate::{memory::MemoryScratch, scratch::Scratch};
+use crate::scratch::Scratch;
 
 /// `BPF_NOEXIST` (include/uapi/linux/bpf.h): an insertion fails where the key exists.
 pub const NO_EXIST: u64 = 1;

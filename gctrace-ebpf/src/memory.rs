@@ -8,28 +8,18 @@ use aya_ebpf::helpers::{
     generated::{bpf_map_lookup_percpu_elem, bpf_probe_read_kernel as probe_read_kernel},
 };
 use gctrace_common::{
-    memory::{MAX_COUNTER_BYTES, MAX_SUMMED_CPUS, MEMORY_COUNTERS, MemoryLayout, MemoryPages},
+    memory::{
+        COUNTERS_BYTES, MAX_COUNTER_BYTES, MAX_SUMMED_CPUS, MEMORY_COUNTERS, MemoryLayout, MemoryPages,
+    },
     stats::Counter,
 };
 
 use crate::maps::{CPU_PROBE, count, memory_layout};
 
-/// Maximum size of all counters in the kernel, bytes.
-const BLOCK: usize = MEMORY_COUNTERS * MAX_COUNTER_BYTES as usize;
-
-/// Room for the counters and for reading them.
-#[repr(C)]
-pub struct MemoryScratch {
-    /// The counters.
-    pub pages: MemoryPages,
-    /// Room for [`read`].
-    pub block: [u64; BLOCK / 8 + 1],
-}
-
 /// Reads the counters.
 ///
 /// # Safety
-/// `pages` must be valid for writing, and `scratch` for [`BLOCK`] and 8 more bytes; both are 8-byte aligned.
+/// `pages` must be valid for writing, and `scratch` for [`COUNTERS_BYTES`] and 8 more bytes; both are 8-byte aligned.
 #[inline(always)]
 pub unsafe fn read(pages: *mut MemoryPages, scratch: *mut u8) {
     let layout = memory_layout();
@@ -157,7 +147,7 @@ unsafe fn add_parts(
 ) -> Option<()> {
     // SAFETY: the caller's promise; `word` is after the copied counters.
     unsafe {
-        let word: *mut u64 = scratch.add(BLOCK).cast();
+        let word: *mut u64 = scratch.add(COUNTERS_BYTES).cast();
         // A per-CPU pointer plus the CPU's own offset is an address. No symbol that every kernel exports has the offsets, but the
         // elements of a per-CPU map are at such addresses, and its head has the pointer from which they are computed.
         let probe = forget(word, (&raw const CPU_PROBE).cast::<u8>() as u64);

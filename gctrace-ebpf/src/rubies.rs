@@ -13,12 +13,12 @@ use crate::maps::{EXECS, RUBIES, THREAD_CONTEXTS, UNWOUND, add as add_to, count}
 pub fn add(tgid: u32, image: u32, bias: u64) {
     // SAFETY: a map value pointer, valid while the program runs. Counters of an unknown entry are not used.
     let entry = RUBIES.get_ptr_mut(&tgid).map(|entry| unsafe { &mut *entry });
-    let execs = match entry {
+    let (execs, gvl_ns) = match entry {
         Some(entry) if entry.known != 0 => return entry.place(image, bias),
-        Some(entry) => entry.execs,
-        None => 0,
+        Some(entry) => (entry.execs, entry.gvl_ns),
+        None => (0, 0),
     };
-    insert(tgid, &RubyEntry { image, bias, execs, known: 1, ..RubyEntry::default() });
+    insert(tgid, &RubyEntry { image, bias, execs, gvl_ns, known: 1, ..RubyEntry::default() });
 }
 
 /// A process forked; the child runs the same image at the same place.

@@ -18,7 +18,7 @@ use gctrace_common::{
 pub use self::reader::{NamedStack, Reader, Record, Sleeper};
 use self::{reader::Unmixed, synthetic::SyntheticFrames};
 use crate::{
-    aggregate::mix::{Mixed, mix},
+    aggregate::mix::{Mixed, WithoutLine, mix},
     ledger::{StackCounts, UserCounts},
     model::{
         self,
@@ -102,6 +102,7 @@ pub struct Stacks {
     frames: SyntheticFrames,
     kernel: KernelNamer,
     native: Option<NativeNamer>,
+    without_line: WithoutLine,
     /// Names of threads, by pid.
     comms: HashMap<u32, HashMap<[u8; 16], Arc<str>>>,
     counts: StackCounts,
@@ -144,6 +145,7 @@ impl Stacks {
             frames: SyntheticFrames::new(),
             kernel,
             native,
+            without_line: WithoutLine::default(),
             comms: HashMap::new(),
             counts: StackCounts::default(),
         }
@@ -398,7 +400,7 @@ impl Stacks {
                 leaf.extend(above.map(|native| native.frame.clone()));
             }
             let end = if cut && end == NativeEnd::Complete { NativeEnd::Truncated } else { end };
-            match mix(&native, end, &gc, &groups, &mut frames) {
+            match mix(&native, end, &gc, &groups, &mut self.without_line, &mut frames) {
                 Mixed::InOrder => self.counts.natives_mixed += 1,
                 Mixed::Incomplete => *ended_early(end, &mut self.counts) += 1,
                 Mixed::Unequal => self.counts.natives_unequal += 1,

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::ledger;
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::pprof::{Frame, Profile, Sample};
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
@@ -302,6 +302,42 @@ fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
 fn stacks_equal_callers() -> Result<()> {
     let live = Live::beside_others()?;
     Ruby::each(|ruby| stacks_are_those_of_caller(ruby, &live))
+}
+
+/// A compiled method that runs has its name, and no line: the place that Ruby's memory has for it is that of an earlier call.
+#[test]
+fn compiled_methods_have_no_line() -> Result<()> {
+    let live = Live::beside_others()?;
+    let mut tried = 0;
+    Ruby::each(|ruby| {
+        let yjit = ruby.clone().with_option("--yjit");
+        if !yjit.command()?.args(["-e", "exit RubyVM::YJIT.enabled?"]).output()?.status.success() {
+            return Ok(());
+        }
+        tried += 1;
+        let file = live.path("lines.txt");
+        let mut args = vec!["--quiet".into(), "--top-lines".into(), file.clone().into(), "--".into()];
+        args.extend(yjit.argv()?);
+        args.push(rubies_dir().join("compiled_leaf.rb").into());
+        let finished = Invocation::new(args)?.run()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let table = std::fs::read_to_string(&file)?;
+        let own_percent =
+            |row: &str| row.trim_start().split('%').next().and_then(|own| own.parse::<f64>().ok());
+        let rows: Vec<(f64, &str)> = table
+            .lines()
+            .filter(|row| row.ends_with("  Object#leaf"))
+            .filter_map(|row| Some((own_percent(row)?, row)))
+            .collect();
+        let (without, with): (Vec<_>, Vec<_>) =
+            rows.iter().partition(|(_, row)| row.contains("compiled_leaf.rb  Object#leaf"));
+        let sum = |rows: &[&(f64, &str)]| rows.iter().map(|(own, _)| own).sum::<f64>();
+        // It is interpreted until it is compiled, and Ruby itself starts first.
+        ensure!(sum(&without) > 60.0 && sum(&with) < 5.0, "{table}");
+        Ok(())
+    })?;
+    ensure!(tried > 0, "none of the Rubies has YJIT");
+    Ok(())
 }
 
 /// The same with JIT-compiled code.

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, work_dir};
 use gctrace_tests::puma::Puma;
 use gctrace_tests::ruby::Ruby;
 use serde_json::Value;
@@ -273,4 +273,37 @@ fn forked_children() -> Result<()> {
         ensure!(shares.len() > 50 && shares.iter().all(|share| *share <= 1.0), "{shares:?}");
         Ok(())
     })
+}
+
+/// A program that a shell has become by an exec is traced since that exec, not since the start of the shell.
+#[test]
+fn programs_of_a_shell() -> Result<()> {
+    let _live = Live::beside_others()?;
+    Ruby::first_and_last(|ruby| {
+        let name = format!("since_exec_{}", std::process::id());
+        let script = work_dir()?.join(format!("{name}.rb"));
+        std::fs::write(
+            &script,
+            "puts Process.clock_gettime(Process::CLOCK_REALTIME)\nsleep 0.5\n5.times { GC.start }\n",
+        )?;
+        let gctrace = Invocation::new(["--format", "jsonl", "--name", &name])?.start_ready()?;
+        let started = epoch();
+        let command = ["sh", "-c", "sleep 1.5; exec \"$@\"", "sh"].map(std::ffi::OsString::from);
+        let words = [command.to_vec(), ruby.argv()?, vec![script.clone().into()]].concat();
+        let output = std::process::Command::new(&words[0]).args(&words[1..]).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let ran: f64 = String::from_utf8(output.stdout)?.trim().parse()?;
+        let finished = gctrace.interrupt()?;
+        std::fs::remove_file(&script)?;
+        let lines = finished.stdout.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let summary = lines.filter(|line| line["type"] == "summary").last().context("no summary")?;
+        let since = summary["since_ts"].as_f64().context("no begin")?;
+        ensure!(since > started + 1.5 && since < ran, "{started}, {since}, {ran}: {summary}");
+        Ok(())
+    })
+}
+
+/// Seconds since the epoch.
+fn epoch() -> f64 {
+    std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |time| time.as_secs_f64())
 }

@@ -101,7 +101,7 @@ impl Alone {
         for ring in ["GC_RING", "LIFE_RING"].into_iter().chain((!options.stacks).then_some("STACK_RING")) {
             loader.map_max_entries(ring, NO_RING_BYTES);
         }
-        for map in ["PROCESSES", "RUBIES"] {
+        for map in ["PROCESSES", "RUBIES", "EXECS"] {
             loader.map_max_entries(map, ONE_PROCESS);
         }
         for (map, entries) in own.maps {

@@ -345,16 +345,16 @@ impl Probes {
     /// Values stored earlier stay until the process replaces its program.
     pub fn set_ruby(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         let error = |source| AttachError::Map { map: "RUBIES", source: Box::new(source) };
-        let execs = match self.rubies.get(&pid, 0) {
+        let before = match self.rubies.get(&pid, 0) {
             // The programs are already counting in the entry.
             Ok(entry) if entry.known != 0 => return Ok(()),
-            Ok(entry) => Some(entry.execs),
+            Ok(entry) => Some((entry.execs, entry.gvl_ns)),
             Err(MapError::KeyNotFound) => None,
             Err(source) => return Err(error(source)),
         };
-        let flags = if execs.is_none() { NO_EXIST } else { 0 };
-        let execs = execs.unwrap_or(0);
-        let entry = RubyEntry { image, bias, execs, known: 1, ..RubyEntry::default() };
+        let flags = if before.is_none() { NO_EXIST } else { 0 };
+        let (execs, gvl_ns) = before.unwrap_or_default();
+        let entry = RubyEntry { image, bias, execs, gvl_ns, known: 1, ..RubyEntry::default() };
         match self.rubies.insert(pid, entry, flags) {
             // The process has hit a probe meanwhile: the programs are counting in the entry.
             Err(source) if exists(&source) => Ok(()),

@@ -43,7 +43,7 @@ impl OnlineCpus {
             known: online()?,
             refused: BTreeSet::new(),
             next,
-            suspended_ns: suspended_ns(),
+            suspended_ns: suspended_ns().max(suspended_ns()),
             slept: BTreeSet::new(),
         })
     }
@@ -70,7 +70,8 @@ impl OnlineCpus {
         if suspended_ns.saturating_sub(self.suspended_ns) >= SUSPENDED_NS {
             self.slept = std::mem::take(&mut self.known);
         }
-        self.suspended_ns = suspended_ns;
+        // Between the reads of the two clocks this thread may have waited for a CPU: the result is then too low.
+        self.suspended_ns = self.suspended_ns.max(suspended_ns);
     }
 
     /// Replaces the known CPUs by `online` and returns the difference.
@@ -125,6 +126,9 @@ mod tests {
         assert_eq!(cpus.become_these([0, 3].into()), Change { gone: vec![], come: vec![3] });
         cpus.wakes(6 + SUSPENDED_NS);
         assert_eq!(cpus.become_these([0, 3].into()), Change::default());
+        cpus.wakes(1);
+        cpus.wakes(6 + SUSPENDED_NS);
+        assert_eq!(cpus.become_these([0, 3].into()), Change::default(), "read too late");
         cpus.wakes(7 + 2 * SUSPENDED_NS);
         assert_eq!(cpus.become_these([0].into()), Change { gone: vec![0, 3], come: vec![0] });
         assert_eq!(cpus.become_these([0].into()), Change::default());

@@ -12,7 +12,7 @@ use gctrace_common::stack::{NativeEnd, StackEvent};
 
 use super::found::{Dump, Gvl, LockWait, NativeRead, NativeSide, RubySide, StackRead, Thread, circles};
 use crate::{
-    aggregate::mix::{Mixed, mix},
+    aggregate::mix::{Mixed, WithoutLine, mix},
     discover::{ProcessFound, objspace_of},
     host::{
         doing::{self, Doing},
@@ -271,9 +271,10 @@ impl<'a> Reader<'a> {
         let native = sleepers.name(self.bias, &addresses);
         let mut groups = Vec::new();
         if let (Some(namer), Some(ruby)) = (&mut self.namer, ruby) {
+            let mut leaf = Leaf::Runs;
             for frames in loops(&ruby.frames) {
                 let mut group = Vec::new();
-                namer.name(frames, EPOCH, Leaf::Runs, &mut group);
+                namer.name(frames, EPOCH, std::mem::replace(&mut leaf, Leaf::Calls), &mut group);
                 groups.push(group);
             }
         }
@@ -281,7 +282,8 @@ impl<'a> Reader<'a> {
         // A stack without its root end lacks interpreter loops, so that native and Ruby frames cannot be matched.
         let whole = if missing.is_some() { NativeEnd::Truncated } else { end };
         let mut frames = Vec::new();
-        let read = match (mix(&native, whole, &[], &groups, &mut frames), end) {
+        let mixed = mix(&native, whole, &[], &groups, &mut WithoutLine::default(), &mut frames);
+        let read = match (mixed, end) {
             (Mixed::InOrder, _) | (Mixed::NativeOnly, NativeEnd::Complete) => NativeRead::InOrder,
             (_, NativeEnd::Complete) => NativeRead::LeafOnly,
             (_, end) => NativeRead::Cut(end),

@@ -87,7 +87,7 @@ fn title(thread: &Thread) -> String {
 fn line(frame: &Frame) -> String {
     let name = printable(&frame.name);
     match (&frame.file, frame.kind) {
-        (Some(file), FrameKind::Ruby) => format!("{name}  {}:{}", printable(file), frame.line),
+        (Some(file), FrameKind::Ruby) => format!("{name}  {}{}", printable(file), frame.colon_line()),
         (Some(file), FrameKind::Native) => {
             let file = file.rsplit('/').next().unwrap_or(file);
             format!("{name}  [{}]", printable(file))

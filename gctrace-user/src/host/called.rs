@@ -214,9 +214,9 @@ mod tests {
     #[test]
     fn versions() {
         for (name, expected) in [
-            ("libruby-3.1.so.3.1.2", Some((3, 1))),
+            ("libruby-3.1.so.3.1", Some((3, 1))),
             ("libruby.so.3.4", Some((3, 4))),
-            ("libruby.so.4.0.0", Some((4, 0))),
+            ("libruby.so.4.0", Some((4, 0))),
             ("libruby-2.7.so.2.7", Some((2, 7))),
             ("libruby.so", None),
             ("ruby", None),

@@ -380,8 +380,11 @@ impl Pipeline {
             if request.path.as_deref() == Some(endpoint::OTHER) {
                 self.request_counts.requests_other_endpoint += 1;
                 if !std::mem::replace(&mut traced.has_other_endpoints, true) {
-                    let most = endpoint::MAX_TEMPLATES;
-                    say(&format!("gctrace: pid {pid}: it has {most} endpoints: further ones are `(other)`"));
+                    let (most, absent) = (endpoint::MAX_TEMPLATES, endpoint::MAX_ABSENT);
+                    say(&format!(
+                        "gctrace: pid {pid}: requests to more than {most} endpoints, or to more than {absent} that it does not have (400, 404, \
+                         405): further ones are `(other)`"
+                    ));
                 }
             }
             // Fallback probes on functions do not show cycles.

@@ -353,7 +353,7 @@ impl Naming {
         if native.is_some() {
             for group in loops(ruby) {
                 groups.push(self.named(event, group, leaf));
-                leaf = Leaf::Runs;
+                leaf = Leaf::Calls;
             }
         } else {
             groups.push(self.named(event, ruby, leaf));

@@ -596,5 +596,5 @@ pub(super) fn place(stack: &Stack) -> Option<String> {
     let frame = stack.iter().find(|frame| frame.kind == FrameKind::Ruby)?;
     let file = frame.file.as_deref().unwrap_or("?");
     let file = file.rsplit('/').next().unwrap_or(file);
-    Some(format!("{file}:{} {}", frame.line, frame.name))
+    Some(format!("{file}{} {}", frame.colon_line(), frame.name))
 }

@@ -24,7 +24,7 @@
 //! If that is not possible, the native frames above the first frame of the Ruby image are put on top of the Ruby stack;
 //! native frames that belong to no file (just-in-time code of the Ruby method below) are left out.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use gctrace_common::stack::NativeEnd;
 
@@ -57,6 +57,28 @@ pub enum Mixed {
     NativeOnly,
 }
 
+/// Maximum number of frames without a line that are shared; all are forgotten above it.
+const SHARED: usize = 4096;
+
+/// Frames whose line is unknown, shared by the stacks of a run.
+#[derive(Debug, Default)]
+pub struct WithoutLine(HashSet<Arc<Frame>>);
+
+impl WithoutLine {
+    fn of(&mut self, frame: &Frame) -> Arc<Frame> {
+        let wanted = Frame { line: 0, ..frame.clone() };
+        if let Some(known) = self.0.get(&wanted) {
+            return Arc::clone(known);
+        }
+        if self.0.len() >= SHARED {
+            self.0.clear();
+        }
+        let frame = Arc::new(wanted);
+        self.0.insert(Arc::clone(&frame));
+        frame
+    }
+}
+
 /// Combines the frames into `out`, leaf first. `gc` are the frames that show what the collector was doing, if it was active. `groups` are the
 /// named Ruby frames of each invocation of the loop, innermost first; the frame at the root of a stack, in which no code runs, is in none.
 pub fn mix(
@@ -64,6 +86,7 @@ pub fn mix(
     end: NativeEnd,
     gc: &[Arc<Frame>],
     groups: &[Vec<Arc<Frame>>],
+    without_line: &mut WithoutLine,
     out: &mut Vec<Arc<Frame>>,
 ) -> Mixed {
     if groups.iter().all(Vec::is_empty) {
@@ -80,7 +103,7 @@ pub fn mix(
         let known = |frame: &Arc<Frame>| frame.kind != FrameKind::Missing;
         out.extend(frames(&native[..above_ruby(native)]).filter(known));
         out.extend(gc.iter().cloned());
-        add(native, groups.iter().flatten(), out);
+        add(native, groups.iter().flatten(), without_line, out);
         return mixed;
     }
     let mut from = 0;
@@ -89,7 +112,7 @@ pub fn mix(
         if from == 0 {
             let kept = above.iter().rposition(|native| !is_plumbing(native)).map_or(0, |last| last + 1);
             leaf(&above[..kept], gc, out);
-            add(native, group.iter(), out);
+            add(native, group.iter(), without_line, out);
         } else {
             out.extend(above.iter().filter(|native| !native.ruby).map(|native| native.frame.clone()));
             out.extend(group.iter().cloned());
@@ -103,11 +126,12 @@ pub fn mix(
 fn add<'a>(
     native: &[NativeFrame],
     mut ruby: impl Iterator<Item = &'a Arc<Frame>>,
+    without_line: &mut WithoutLine,
     out: &mut Vec<Arc<Frame>>,
 ) {
     let in_no_file = native.first().is_some_and(|leaf| leaf.frame.kind == FrameKind::Missing);
     out.extend(ruby.next().map(|first| match first.kind {
-        FrameKind::Ruby if in_no_file && first.line != 0 => Arc::new(Frame { line: 0, ..(**first).clone() }),
+        FrameKind::Ruby if in_no_file && first.line != 0 => without_line.of(first),
         _ => Arc::clone(first),
     }));
     out.extend(ruby.cloned());
@@ -169,7 +193,14 @@ mod tests {
 
     fn mixed_gc(native_frames: &str, end: NativeEnd, gc: &str, ruby: &str) -> (Mixed, String) {
         let mut out = Vec::new();
-        let mixed = mix(&native(native_frames), end, &groups(gc).concat(), &groups(ruby), &mut out);
+        let mixed = mix(
+            &native(native_frames),
+            end,
+            &groups(gc).concat(),
+            &groups(ruby),
+            &mut WithoutLine::default(),
+            &mut out,
+        );
         (mixed, out.iter().map(|frame| &*frame.name).collect::<Vec<_>>().join(" "))
     }
 
@@ -231,13 +262,18 @@ mod tests {
             for (rest, end) in [("!loop .x !loop main", NativeEnd::Complete), ("", NativeEnd::NoTable)] {
                 let native = [vec![leaf.clone()], native(rest)].concat();
                 let mut out = Vec::new();
-                mix(&native, end, &[], &ruby, &mut out);
+                let mut shared = WithoutLine::default();
+                mix(&native, end, &[], &ruby, &mut shared, &mut out);
                 let lines: Vec<u32> = out
                     .iter()
                     .filter(|frame| frame.kind == FrameKind::Ruby)
                     .map(|frame| frame.line)
                     .collect();
                 assert_eq!(lines, expected);
+                // A recording and a call tree know frames by their address.
+                let mut again = Vec::new();
+                mix(&native, end, &[], &ruby, &mut shared, &mut again);
+                assert!(out.iter().zip(&again).all(|(one, other)| Arc::ptr_eq(one, other)));
             }
         }
     }

@@ -23,9 +23,9 @@ fn file_and_line(frame: &Frame) -> Option<String> {
     let file = frame.file.as_deref()?;
     let name = file.rsplit('/').next().unwrap_or(file);
     Some(match Source::of(file) {
-        Source::Gem(gem) => format!("gem {} {}:{}", clip(gem, FILE), clip(name, FILE), frame.line),
-        Source::App | Source::Library => format!("{}:{}", clip(last_two(file), FILE), frame.line),
-        Source::Internal => format!("{}:{}", clip(file, FILE), frame.line),
+        Source::Gem(gem) => format!("gem {} {}{}", clip(gem, FILE), clip(name, FILE), frame.colon_line()),
+        Source::App | Source::Library => format!("{}{}", clip(last_two(file), FILE), frame.colon_line()),
+        Source::Internal => format!("{}{}", clip(file, FILE), frame.colon_line()),
     })
 }
 

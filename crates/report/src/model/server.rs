@@ -11,8 +11,23 @@ const KNOWN: [(&str, &str); 5] = [
     ("sidekiqswarm", "sidekiq"),
 ];
 /// Options of Ruby whose argument is the next word (`proc_options`, ruby.c).
-const WITH_ARGUMENT: [&str; 8] =
-    ["-C", "-I", "-r", "-E", "-X", "--encoding", "--external-encoding", "--internal-encoding"];
+const WITH_ARGUMENT: [&str; 15] = [
+    "-C",
+    "-I",
+    "-r",
+    "-E",
+    "-X",
+    "--encoding",
+    "--external-encoding",
+    "--internal-encoding",
+    "--source-encoding",
+    "--enable",
+    "--disable",
+    "--parser",
+    "--dump",
+    "--backtrace-limit",
+    "--crash-report",
+];
 
 /// The title that a program has set, if this is one: a single word with a space, such as `puma: cluster worker 0: 17 [shop]`. Where it is shorter
 /// than the arguments were, empty words follow.
@@ -129,6 +144,7 @@ mod tests {
                 "sidekiq",
             ],
             &["ruby", "bin/sidekiqswarm"],
+            &["ruby", "--disable", "gems", "--enable=frozen-string-literal", "bin/sidekiq"],
         ] {
             assert_eq!(server(words), Some("sidekiq"), "{words:?}");
         }

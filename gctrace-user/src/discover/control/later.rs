@@ -40,6 +40,10 @@ impl Untitled {
         }
     }
 
+    pub(super) fn has(&self, pid: u32) -> bool {
+        self.0.contains_key(&pid)
+    }
+
     /// Takes the processes that have the title by now, and drops those that are gone or have waited for too long.
     pub(super) fn titled(
         &mut self,

@@ -142,6 +142,8 @@ impl Control {
         for (parent, child) in forks {
             if self.servers.processes.contains_key(parent) || self.servers.job_runners.contains_key(parent) {
                 self.add_server(*child);
+            } else if self.servers.untitled.has(*parent) {
+                self.servers.untitled.add(*child, Instant::now());
             }
         }
         while let Some(parent) = self.servers.new.pop() {

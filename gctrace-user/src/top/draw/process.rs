@@ -156,9 +156,10 @@ fn threads_of(shown: &Shown<'_>, area: Rect) -> (String, Vec<Line<'static>>) {
             .clone()
             .next()
             .map(|leaf| {
-                let place = frames.clone().find_map(|frame| Some((frame.file.as_deref()?, frame.line)));
                 let place =
-                    place.map(|(file, line)| format!(" {}:{line}", file.rsplit('/').next().unwrap_or(file)));
+                    frames.clone().find_map(|frame| Some((frame.file.as_deref()?, frame.colon_line())));
+                let place =
+                    place.map(|(file, line)| format!(" {}{line}", file.rsplit('/').next().unwrap_or(file)));
                 format!("{}{}", leaf.name, place.unwrap_or_default())
             })
             .unwrap_or_default();

@@ -36,3 +36,10 @@ pub struct Frame {
     /// The address of a native or kernel frame; 0 for others.
     pub address: u64,
 }
+
+impl Frame {
+    /// Its line as it follows the name of a file, `:12`; nothing if it is unknown.
+    pub fn colon_line(&self) -> String {
+        if self.line == 0 { String::new() } else { format!(":{}", self.line) }
+    }
+}

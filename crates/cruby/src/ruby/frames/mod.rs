@@ -76,6 +76,8 @@ pub enum Leaf {
     Runs,
     /// It allocated, or started a collection: one of its instructions was running.
     Allocates,
+    /// It called something that is not among these frames: they are the outer part of a stack.
+    Calls,
 }
 
 /// Names the frames of one process and caches the results.

@@ -293,7 +293,7 @@ impl<M: Memory> Names<M> {
                 as_c += 1;
                 continue;
             }
-            let at = if at == 0 { At::Innermost } else { At::Calls };
+            let at = if at == 0 && leaf == Leaf::Runs { At::Innermost } else { At::Calls };
             if frame.pc == 0 && at == At::Calls {
                 continue;
             }

@@ -39,13 +39,13 @@ pub(super) fn method(frame: &Frame) -> String {
     }
 }
 
-/// Like [`method`], with the line being executed: `Foo#bar (app.rb:14)`.
+/// Like [`method`], with the line being executed, `Foo#bar (app.rb:14)`; without one if that is unknown.
 pub(super) fn at_line(frame: &Frame) -> String {
     match (frame.kind, &frame.file) {
         (FrameKind::Ruby, Some(file)) if frame.line > 0 => {
             format!("{} ({}:{})", text(&frame.name), text(base_name(file)), frame.line)
         }
-        _ => method(frame),
+        _ => without_line(frame),
     }
 }
 

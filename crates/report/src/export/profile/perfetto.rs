@@ -344,7 +344,9 @@ fn stack_text(recording: &Recording, node: NodeId) -> String {
         .map(|(_, frame)| {
             let frame = recording.tree.frame(frame);
             match &frame.file {
-                Some(file) => format!("{} {}:{}", label::text(&frame.name), label::text(file), frame.line),
+                Some(file) => {
+                    format!("{} {}{}", label::text(&frame.name), label::text(file), frame.colon_line())
+                }
                 None => label::text(&frame.name),
             }
         })

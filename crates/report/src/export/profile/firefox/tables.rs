@@ -86,7 +86,7 @@ impl<'a> Tables<'a> {
         let mut frames = self.tree.path(node).map(|(_, frame)| self.tree.frame(frame));
         frames.find(|frame| frame.kind == FrameKind::Ruby).map(|frame| {
             let file = frame.file.as_deref().unwrap_or("?");
-            format!("{} {}:{}", label::text(&frame.name), label::text(file), frame.line)
+            format!("{} {}{}", label::text(&frame.name), label::text(file), frame.colon_line())
         })
     }
 

@@ -163,7 +163,8 @@ pub fn census_with_places<M: Memory>(
 /// The classes of the objects on nearly empty pages.
 struct RealClasses<'a> {
     real: RealClass<'a>,
-    known: HashMap<u64, u64>,
+    /// What was read; `None`: it cannot be read.
+    known: HashMap<u64, Option<u64>>,
     /// The class of classes, which is `Class` for all of them. Reading it for each would take as many reads as it has ancestors.
     of_classes: Option<u64>,
 }
@@ -174,13 +175,15 @@ impl RealClasses<'_> {
         if class == 0 {
             return (kind, 0);
         }
-        let mut read = |class| *known.entry(class).or_insert_with(|| real(class).unwrap_or(class));
-        let class = if kind == ObjectType::CLASS {
-            *of_classes.get_or_insert_with(|| read(class))
+        let mut read = || *known.entry(class).or_insert_with(|| real(class));
+        let found = if kind == ObjectType::CLASS {
+            // A metaclass that cannot be read does not stand for those of other classes.
+            *of_classes = of_classes.or_else(read);
+            *of_classes
         } else {
-            read(class)
+            read()
         };
-        (kind, class)
+        (kind, found.unwrap_or(class))
     }
 }
 

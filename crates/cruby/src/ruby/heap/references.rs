@@ -2,8 +2,9 @@
 //!
 //! The references reported for an object are those of `ObjectSpace.reachable_objects_from` (`gc_mark_children`, gc.c;
 //! `rb_gc_mark_children` from 3.4 on), without its class. Supported are objects with their instance variables, arrays, strings, hashes,
-//! structs, numbers, matches and regular expressions of 2.7 to 4.0, and sets, which are objects with a hash up to 3.4. Of all these except objects, instance variables are unknown. Reported as
-//! unknown: classes, code, and what C extensions mark. Symbols are reported as Ruby does: up to 3.4 without their strings.
+//! structs, numbers, matches and regular expressions of 2.7 to 4.0, and sets, which are objects with a hash up to 3.4. Of all these except objects
+//! and sets, instance variables are unknown. Reported as unknown: classes, code, and what C extensions mark. Symbols are reported as Ruby does: up
+//! to 3.4 without their strings.
 
 use super::{
     HeapLayout, Shapes, Slot,
@@ -183,6 +184,8 @@ impl References {
             _ => return Referred::Unknown,
         };
         match read {
+            // The object with the variables of a set is among its references.
+            Some(()) if slot.kind().name() == "T_DATA" => Referred::Exactly,
             Some(()) if slot.has_other_variables(&self.layout) => Referred::Partly,
             Some(()) => Referred::Exactly,
             None => Referred::Changed,

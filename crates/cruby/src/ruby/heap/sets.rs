@@ -136,7 +136,8 @@ mod tests {
         let embedded = [&[T_DATA, CLASS, 0, at(0) | 1][..], &table()].concat();
         let find = |memory, slot: &[u64]| of(NEWEST, memory, slot, slot);
         assert_eq!(find(memory(), &embedded), (Referred::Exactly, ELEMENTS.to_vec()));
-        let elsewhere = [T_DATA, CLASS, 0x8000, at(0), at(16)];
+        let with_variables = T_DATA | HeapLayout::of(NEWEST).unwrap().variables;
+        let elsewhere = [with_variables, CLASS, 0x8000, at(0), at(16)];
         let both = [memory(), table().to_vec()].concat();
         let expected = [&[0x8000][..], &ELEMENTS].concat();
         assert_eq!(find(both, &elsewhere), (Referred::Exactly, expected));

@@ -75,6 +75,8 @@ pub(super) struct Report {
     pub(super) gc_count: [u64; 2],
     pub(super) allocated: Option<u64>,
     pub(super) sweeping: bool,
+    /// Whether no collection began, continued or ended meanwhile, and no slot was freed.
+    pub(super) still: bool,
     pub(super) consistent: bool,
     /// The text if it is not.
     pub(super) inconsistent: &'static str,
@@ -158,6 +160,7 @@ impl Report {
             gc_count: counted.moment.gc_count,
             allocated: counted.moment.allocated,
             sweeping: counted.moment.sweeping,
+            still: counted.moment.still,
             consistent: counted.moment.consistent(),
             inconsistent: counted.moment.words(),
             places: counted

@@ -94,7 +94,8 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         Some(n) => writeln!(out, "the program allocated {} while the heap was read", plural(n, "object"))?,
         None => writeln!(out, "unknown: how many objects were allocated while the heap was read")?,
     }
-    let said = collections.is_some() || report.sweeping || report.allocated != Some(0);
+    // Allocated objects alone do not say that a collection went on: a step of one runs when the program allocates.
+    let said = collections.is_some() || report.sweeping || (report.still && report.allocated != Some(0));
     if !report.consistent && (!said || report.inconsistent == COMPACTED) {
         writeln!(out, "{}", report.inconsistent)?;
     }
@@ -220,6 +221,7 @@ mod tests {
                 gc_count: [9, 9],
                 allocated: Some(0),
                 sweeping: false,
+                still: true,
                 consistent: false,
                 inconsistent: CONTINUED,
                 known: ObjectBits { bits: false, pins: false },
@@ -232,8 +234,12 @@ mod tests {
             text.lines().skip(2).map(str::to_owned).collect::<Vec<_>>()
         };
         assert!(said(&|report| report.consistent = true).is_empty());
-        // A step of a collection, or a finalizer that freed a slot.
-        assert_eq!(said(&|_| {}), [CONTINUED]);
+        // A step of a collection, or a finalizer that freed a slot, whatever was allocated.
+        assert_eq!(said(&|report| report.still = false), [CONTINUED]);
+        for allocated in [Some(3), None] {
+            let lines = said(&|report| (report.still, report.allocated) = (false, allocated));
+            assert!(lines.len() == 2 && lines[0].contains("allocated") && lines[1] == CONTINUED, "{lines:?}");
+        }
         assert_eq!(said(&|report| report.inconsistent = COMPACTED), [COMPACTED]);
         let lines = said(&|report| (report.inconsistent, report.allocated) = (COMPACTED, Some(3)));
         assert_eq!(lines, ["the program allocated 3 objects while the heap was read", COMPACTED]);
@@ -242,6 +248,8 @@ mod tests {
             said(&|report| report.allocated = None),
             said(&|report| report.gc_count = [9, 10]),
             said(&|report| report.sweeping = true),
+            said(&|report| (report.still, report.gc_count) = (false, [9, 10])),
+            said(&|report| (report.still, report.sweeping) = (false, true)),
         ] {
             assert!(lines.len() == 1 && lines[0] != CONTINUED, "{lines:?}");
         }

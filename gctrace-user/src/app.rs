@@ -87,8 +87,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     for note in &settings.notes {
         say(&format!("gctrace: {note}"));
     }
-    let user = sudo::own_files(settings.as_root)
-        .map_err(|wrong| Failure::Control(format!("{wrong}, or use --as-root")))?;
+    let user = sudo::own_files(Some(settings.as_root)).map_err(Failure::Control)?;
     let program = settings.selection.command.clone();
     let program =
         program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.output.is_none() });

@@ -77,13 +77,17 @@ impl User {
     }
 }
 
-/// Output files belong from now on to the user who called `sudo`, if there is one, and not `as_root`.
+/// Output files belong from now on to the user who called `sudo`, if there is one, and not `as_root`; `None`: the command has no `--as-root`.
 ///
 /// # Errors
 ///
 /// The variables of `sudo` are set, but do not contain ids.
-pub fn own_files(as_root: bool) -> Result<Option<User>, String> {
-    let user = if as_root { None } else { User::of_sudo()? };
+pub fn own_files(as_root: Option<bool>) -> Result<Option<User>, String> {
+    let user = match as_root {
+        Some(true) => None,
+        Some(false) => User::of_sudo().map_err(|wrong| format!("{wrong}, or use --as-root"))?,
+        None => User::of_sudo()?,
+    };
     if let Some(user) = &user {
         export::belong_to(user.uid, user.gid);
     }

@@ -61,7 +61,7 @@ pub fn diff(args: &DiffArgs) -> Result<u8, Failure> {
             return Err(UsageError::Recording(path.clone()).into());
         }
         export::check_path(path)?;
-        sudo::own_files(false).map_err(Failure::Control)?;
+        sudo::own_files(None).map_err(Failure::Control)?;
     }
     let chosen = |pid| Chosen { pid, program: args.program.clone() };
     let graph = args.flamegraph.is_some();

@@ -9,7 +9,7 @@ use crate::{cli::MergeArgs, console::say, sudo, trace_file, words::plural};
 ///
 /// One cannot be read or is damaged, they cannot be merged exactly, or the result cannot be written.
 pub fn merge(args: &MergeArgs) -> Result<u8, Failure> {
-    sudo::own_files(false).map_err(Failure::Control)?;
+    sudo::own_files(None).map_err(Failure::Control)?;
     let merged = trace_file::merge(&args.files, &args.output)?;
     for note in &merged.notes {
         say(&format!("gctrace: {note}"));

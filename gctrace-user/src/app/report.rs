@@ -38,7 +38,7 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     for note in &settings.notes {
         say(&format!("gctrace: {note}"));
     }
-    sudo::own_files(false).map_err(Failure::Control)?;
+    sudo::own_files(None).map_err(Failure::Control)?;
     let clock = recording.header().clock;
     let outputs = Rc::new(RefCell::new(Outputs::new(outputs::exporters(
         &settings,

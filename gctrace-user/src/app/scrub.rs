@@ -18,7 +18,7 @@ use crate::{
 ///
 /// The recording cannot be read or is damaged, or the copy cannot be written.
 pub fn scrub(args: &ScrubArgs) -> Result<u8, Failure> {
-    sudo::own_files(false).map_err(Failure::Control)?;
+    sudo::own_files(None).map_err(Failure::Control)?;
     let keep = args.kept();
     let done = trace_file::scrub(&args.file, &args.output, &keep)?;
     let (from, to) = (args.file.display(), args.output.display());

@@ -62,7 +62,7 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     };
     let mut files = settings.svg.iter().chain(&settings.dump).peekable();
     if files.peek().is_some() {
-        sudo::own_files(settings.as_root).map_err(HeapFailure::Usage)?;
+        sudo::own_files(Some(settings.as_root)).map_err(HeapFailure::Usage)?;
     }
     for path in files {
         export::check_path(path)?;

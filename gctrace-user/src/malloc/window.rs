@@ -52,7 +52,7 @@ pub(super) fn watch(
     }
     preflight::check()?;
     if !settings.files.is_empty() {
-        sudo::own_files(settings.as_root).map_err(|wrong| MallocFailure::Usage(wrong.into()))?;
+        sudo::own_files(Some(settings.as_root)).map_err(|wrong| MallocFailure::Usage(wrong.into()))?;
     }
     for (path, _) in &settings.files {
         export::check_path(path)?;

@@ -66,7 +66,7 @@ impl Sums {
                 sum.add(store, environment)?;
                 Some(sum)
             }
-            // Otherwise the sets in it were deleted, and set numbers restarted.
+            // Otherwise the sets in it were deleted, and set numbers restarted, as in stores of earlier releases.
             _ => None,
         };
         let sum = match sum {
@@ -94,7 +94,7 @@ impl Sum {
     fn anew(store: &dyn Store, environment: &Environment) -> Result<Self, StoreError> {
         let mut sets = store.evidence(environment.id, 0, SETS)?;
         sets.retain(|(number, _)| *number <= environment.latest);
-        // If all sets were deleted, set numbers may have restarted.
+        // If all sets were deleted, set numbers may have restarted in stores of earlier releases.
         let until = environment.summarized.filter(|until| *until <= environment.latest).unwrap_or(i64::MIN);
         let old = sets.partition_point(|(number, _)| *number <= until);
         let mut sum =

@@ -160,13 +160,27 @@ fn prune_of(store: &Postgres, app: i64, before: i64) -> Result<(), StoreError> {
     })
 }
 
+/// Whether the database answered. Otherwise each further attempt would wait for a connection.
+fn is_answer(error: &StoreError) -> bool {
+    matches!(error, StoreError::Postgres(error) if error.as_db_error().is_some())
+}
+
 /// See [`Store::prune_slots`](super::Store::prune_slots).
 pub(super) fn prune(store: &Postgres, before: i64) -> Result<(), StoreError> {
-    let ids = "SELECT id FROM gctrace_app ORDER BY id";
-    let apps: Vec<i64> = store
-        .with(Retry::Yes, |client| client.query(ids, &[])?.iter().map(|row| row.try_get(0)).collect())?;
+    let ids = "SELECT id FROM gctrace_app a
+         WHERE EXISTS (SELECT 1 FROM gctrace_slot WHERE app = a.id AND at < $1) ORDER BY id";
+    let apps: Vec<i64> = store.with(Retry::Yes, |client| {
+        client.query(ids, &[&before])?.iter().map(|row| row.try_get(0)).collect()
+    })?;
     // One by one: their slots have an index by application, and one statement for all could exceed its time.
-    let slots = apps.into_iter().map(|app| prune_of(store, app, before));
+    let mut slots = Ok(());
+    for app in apps {
+        let pruned = prune_of(store, app, before);
+        if pruned.as_ref().is_err_and(|error| !is_answer(error)) {
+            return pruned;
+        }
+        slots = slots.and(pruned);
+    }
     let at = before as f64;
     let rest = [
         "UPDATE gctrace_environment SET summary = NULL, summarized = NULL, seen = NULL WHERE seen < $1",
@@ -176,5 +190,5 @@ pub(super) fn prune(store: &Postgres, before: i64) -> Result<(), StoreError> {
     let rest =
         rest.map(|statement| store.with(Retry::Yes, |client| client.execute(statement, &[&at])).map(drop));
     // A failure does not keep the others.
-    slots.chain(rest).fold(Ok(()), Result::and)
+    rest.into_iter().fold(slots, Result::and)
 }

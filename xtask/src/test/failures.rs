@@ -5,6 +5,7 @@ use std::{
     io::{self, Read as _, Write},
     panic::resume_unwind,
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
     thread,
 };
 
@@ -30,15 +31,17 @@ impl Failures {
         Ok(passed)
     }
 
-    /// Runs two commands at the same time. The output of the first is printed when both have ended: on the terminal, lines of the two would mix.
+    /// Runs two commands at the same time. The output of the first is held until the second has ended, because on the terminal lines of the two would
+    /// mix. From then on it is forwarded: a test that does not end is named.
     pub(super) fn run_both(&mut self, unseen: &mut Command, seen: &mut Command) -> Result<bool> {
+        let held = Mutex::new(Some(Vec::new()));
         let (ran, passed) = thread::scope(|scope| {
-            let ran = scope.spawn(|| run(unseen, &mut io::sink()));
+            let ran = scope.spawn(|| run(unseen, &mut Behind { held: &held, to: io::stdout() }));
             let passed = self.run(seen);
+            release(&held, &mut io::stdout());
             (ran.join().unwrap_or_else(|panic| resume_unwind(panic)), passed)
         });
         let (unseen_passed, text) = ran?;
-        show(&mut io::stdout(), text.as_bytes());
         if !unseen_passed {
             self.add(&text, unseen);
         }
@@ -82,6 +85,35 @@ fn run(command: &mut Command, to: &mut impl Write) -> Result<(bool, String)> {
     }
     let passed = child.wait().with_context(|| cannot_run(command))?.success();
     Ok((passed, String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// What a command printed while another one had the terminal; `None` from then on.
+type Held = Mutex<Option<Vec<u8>>>;
+
+/// Holds an output until it is released, then forwards it.
+struct Behind<'a, W> {
+    held: &'a Held,
+    to: W,
+}
+
+impl<W: Write> Write for Behind<'_, W> {
+    fn write(&mut self, part: &[u8]) -> io::Result<usize> {
+        match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(held) => held.extend_from_slice(part),
+            None => self.to.write_all(part)?,
+        }
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Prints what was held. What comes later is printed after it.
+fn release(held: &Held, to: &mut impl Write) {
+    let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+    show(to, &held.take().unwrap_or_default());
 }
 
 /// Prints a part of an output. A closed terminal is no reason to stop the tests.
@@ -210,6 +242,19 @@ mod tests {
         assert!(!failures.run(&mut shell("exit 1")).unwrap());
         assert_eq!(failures.0, ["failures:", "    a", "`sh -c exit 1` failed and named no test"]);
         assert!(failures.run(&mut Command::new("/nonexistent")).is_err());
+    }
+
+    /// An output is held until it is released, then forwarded.
+    #[test]
+    fn held() {
+        let held = Mutex::new(Some(Vec::new()));
+        let mut behind = Behind { held: &held, to: Vec::new() };
+        let mut terminal = Vec::new();
+        show(&mut behind, b"test a ... ok\ntest b ... ");
+        assert!(behind.to.is_empty());
+        release(&held, &mut terminal);
+        show(&mut behind, b"ok\n");
+        assert_eq!((&terminal[..], &behind.to[..]), (&b"test a ... ok\ntest b ... "[..], &b"ok\n"[..]));
     }
 
     /// Both of two commands are run, also if one fails, and each failure is kept.

@@ -53,7 +53,13 @@ pub(super) fn run(
         command.arg("--exact").args(names).arg(threads).args(&args.rest);
         Ok(command)
     };
-    let first = failures.run_both(&mut of(&idle, "--test-threads=1")?, &mut of(&beside, BESIDE)?)?;
+    let mut several = of(&beside, BESIDE)?;
+    // Without names, the program would run all tests.
+    let first = if idle.is_empty() {
+        failures.run(&mut several)?
+    } else {
+        failures.run_both(&mut of(&idle, "--test-threads=1")?, &mut several)?
+    };
     alone();
     let mut others = command()?;
     others.args(["--exact", "--test-threads=1"]);

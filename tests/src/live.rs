@@ -64,7 +64,8 @@ impl Live {
         Ok(Self { scratch: scratch()?, _turn: Turn::begin("beside"), _lock: Some(lock) })
     }
 
-    /// Like [`Self::beside_others`], for a test that also sleeps nearly all the time: `cargo xtask test` runs it beside four others of that kind.
+    /// Like [`Self::beside_others`], for a test that also sleeps nearly all the time: `cargo xtask test` runs it beside four that began with
+    /// `beside_others`.
     pub fn idle_beside_others() -> Result<Self> {
         Self::beside_others()
     }

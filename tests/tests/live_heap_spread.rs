@@ -79,15 +79,7 @@ fn several_holders() -> Result<()> {
 #[test]
 fn holders_with_own_variables() -> Result<()> {
     let live = Live::beside_others()?;
-    let rubies = Ruby::all()?;
-    std::thread::scope(|scope| {
-        let running: Vec<_> =
-            rubies.iter().map(|ruby| (ruby, scope.spawn(|| with_own_variables(&live, ruby)))).collect();
-        for (ruby, thread) in running {
-            thread.join().expect("a thread panicked").with_context(|| ruby.label())?;
-        }
-        Ok(())
-    })
+    Ruby::two_at_a_time(|ruby| with_own_variables(&live, ruby))
 }
 
 /// Objects without write barriers are not watched. gctrace says so, with their numbers.

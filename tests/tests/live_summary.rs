@@ -295,8 +295,8 @@ fn programs_of_a_shell() -> Result<()> {
         let ran: f64 = String::from_utf8(output.stdout)?.trim().parse()?;
         let finished = gctrace.interrupt()?;
         std::fs::remove_file(&script)?;
-        let lines = finished.stdout.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let summary = lines.filter(|line| line["type"] == "summary").next_back().context("no summary")?;
+        let mut lines = finished.stdout.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let summary = lines.rfind(|line| line["type"] == "summary").context("no summary")?;
         let since = summary["since_ts"].as_f64().context("no begin")?;
         ensure!(since > started + 1.5 && since < ran, "{started}, {since}, {ran}: {summary}");
         Ok(())

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
-use gctrace_tests::live::{Live, work_dir};
+use gctrace_tests::live::Live;
 use gctrace_tests::puma::Puma;
 use gctrace_tests::ruby::Ruby;
 use serde_json::Value;
@@ -278,10 +278,10 @@ fn forked_children() -> Result<()> {
 /// A program that a shell has become by an exec is traced since that exec, not since the start of the shell.
 #[test]
 fn programs_of_a_shell() -> Result<()> {
-    let _live = Live::beside_others()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let name = format!("since_exec_{}", std::process::id());
-        let script = work_dir()?.join(format!("{name}.rb"));
+        let script = live.path(&format!("{name}.rb"));
         std::fs::write(
             &script,
             "puts Process.clock_gettime(Process::CLOCK_REALTIME)\nsleep 0.5\n5.times { GC.start }\n",
@@ -294,7 +294,6 @@ fn programs_of_a_shell() -> Result<()> {
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let ran: f64 = String::from_utf8(output.stdout)?.trim().parse()?;
         let finished = gctrace.interrupt()?;
-        std::fs::remove_file(&script)?;
         let mut lines = finished.stdout.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let summary = lines.rfind(|line| line["type"] == "summary").context("no summary")?;
         let since = summary["since_ts"].as_f64().context("no begin")?;

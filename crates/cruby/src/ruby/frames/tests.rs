@@ -353,3 +353,47 @@ fn old_code() {
         assert_eq!(first_name(gctrace_common::stack::MAJOR_EPOCH + 3, CODE).0, "(unnamed)");
     }
 }
+
+/// The frame of compiled code that runs has no place of its own. It has its name, if its method proves it, and no line. Frames that call something
+/// or allocate have stored their place: another one there means that the code was replaced.
+#[test]
+fn compiled_code() {
+    const STRING: u64 = 0x60_0000;
+    const ENTRY: u64 = 0x80_0000;
+    const DEFINITION: u64 = 0x90_0000;
+    let mut layout = layout(3, 3, 8).unwrap();
+    layout.class.path = ClassPath::Unknown;
+    let layout = Arc::new(layout);
+    let image = Image::default();
+    write_code(&image, &layout, 20, &BTreeMap::from([(0, 7)]));
+    let at = &layout.iseq;
+    for object in [at.pathobj, at.base_label, at.label] {
+        image.put_u64(BODY + u64::from(object), STRING);
+    }
+    image.put(STRING, &[0; 40]);
+    image.put_u64(STRING, 5);
+    image.put_u64(STRING + u64::from(layout.string.embedded_length.unwrap()), 4);
+    image.put(STRING + u64::from(layout.string.embedded), b"save");
+    let at = &layout.method;
+    image.put(ENTRY, &[0; 40]);
+    image.put_u64(ENTRY, 0x1a | 6 << 12);
+    image.put_u64(ENTRY + u64::from(at.definition), DEFINITION);
+    image.put(DEFINITION, &vec![0; at.definition_span]);
+    image.put_u64(DEFINITION + u64::from(at.iseq), ISEQ);
+    let named = |pc, method, leaf| -> Vec<String> {
+        let mut out = Vec::new();
+        let mut namer = Namer::new(&image, Arc::clone(&layout), 0);
+        namer.name(&[RubyFrame { iseq: ISEQ, pc, method }], 0, leaf, &mut out);
+        out.iter().map(|frame| format!("{}:{}", frame.name, frame.line)).collect()
+    };
+    let method = ENTRY | RubyFrame::METHOD_RAW;
+    for leaf in [Leaf::Runs, Leaf::Allocates, Leaf::Calls] {
+        assert_eq!(named(CODE + 8, method, leaf), ["save:7"], "{leaf:?}");
+    }
+    for (pc, without) in [(0, vec![]), (0x99_9000, vec!["(unnamed):0"])] {
+        assert_eq!(named(pc, method, Leaf::Runs), ["save:0"]);
+        for (method, leaf) in [(0, Leaf::Runs), (method, Leaf::Allocates), (method, Leaf::Calls)] {
+            assert_eq!(named(pc, method, leaf), without, "{pc:#x} {leaf:?}");
+        }
+    }
+}

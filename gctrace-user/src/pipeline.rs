@@ -151,12 +151,6 @@ impl Pipeline {
         }
     }
 
-    /// Sets the reader of the times at which processes started their programs.
-    #[must_use]
-    pub fn with_execs(self, programs: ExecReader) -> Self {
-        Self { programs: Some(programs), ..self }
-    }
-
     /// Sets the names of containers and pods.
     #[must_use]
     pub fn naming(self, names: Names) -> Self {

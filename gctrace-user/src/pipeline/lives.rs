@@ -4,7 +4,7 @@ use gctrace_common::event::{Kind, LifeEvent};
 
 use super::{BATCH, Pipeline, TracedProcess};
 use crate::{
-    bpf::LifeRing,
+    bpf::{ExecReader, LifeRing},
     clock::monotonic_ns,
     decode::{self, Event},
     host::proc,
@@ -23,6 +23,12 @@ const CLOCKS_NS: u64 = 1_000_000;
 pub(super) const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
 
 impl Pipeline {
+    /// Sets the reader of the times at which processes started their programs.
+    #[must_use]
+    pub fn with_execs(self, programs: ExecReader) -> Self {
+        Self { programs: Some(programs), ..self }
+    }
+
     /// Reads the ring; its records are handled in their turn.
     pub fn take_lives(&mut self, ring: &mut LifeRing) {
         let Self { lives, counts, .. } = self;

@@ -80,6 +80,24 @@ pub enum Leaf {
     Calls,
 }
 
+impl Leaf {
+    /// What the frame at this index of the stack, from the leaf on, does.
+    fn at(self, index: usize) -> At {
+        if index == 0 && self == Self::Runs { At::Innermost } else { At::Calls }
+    }
+}
+
+/// What a frame of Ruby code does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// It calls the frame above, or is interrupted by it: its program counter is behind the call.
+    Calls,
+    /// It runs. Code of a just-in-time compiler does not store its counter when it begins, nor at each instruction: what is there may be zero, or
+    /// the counter of code that ran at this place before (`gen_push_frame`, yjit/src/codegen.rs; "written by the callee frame on side-exits,
+    /// non-leaf calls, or calls with GC", zjit/src/codegen.rs).
+    Innermost,
+}
+
 /// Names the frames of one process and caches the results.
 pub struct Namer<M> {
     names: namer::Names<M>,

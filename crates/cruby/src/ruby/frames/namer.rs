@@ -8,7 +8,7 @@ use std::{
 use gctrace_common::stack::RubyFrame;
 
 use super::{
-    Frame, FrameKind, Leaf, Memory,
+    At, Frame, FrameKind, Leaf, Memory,
     cache::Cache,
     checked::{Checked, Trust},
     class::{self, Owner},
@@ -31,17 +31,6 @@ const INTERNAL: &str = "<internal:";
 
 /// The name of the instance variable that holds the variables of a thread (`idLocals`, id.def).
 const THREAD_VARIABLES: &str = "locals";
-
-/// What a frame of Ruby code does.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum At {
-    /// It calls the frame above, or is interrupted by it: its program counter is behind the call.
-    Calls,
-    /// It runs. Code of a just-in-time compiler does not store its counter when it begins, nor at each instruction: what is there may be zero, or
-    /// the counter of code that ran at this place before (`gen_push_frame`, yjit/src/codegen.rs; "written by the callee frame on side-exits,
-    /// non-leaf calls, or calls with GC", zjit/src/codegen.rs).
-    Innermost,
-}
 
 /// A resulting frame.
 pub(super) struct Shown {
@@ -293,7 +282,7 @@ impl<M: Memory> Names<M> {
                 as_c += 1;
                 continue;
             }
-            let at = if at == 0 && leaf == Leaf::Runs { At::Innermost } else { At::Calls };
+            let at = leaf.at(at);
             if frame.pc == 0 && at == At::Calls {
                 continue;
             }

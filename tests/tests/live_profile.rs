@@ -304,10 +304,8 @@ fn stacks_equal_callers() -> Result<()> {
     Ruby::each(|ruby| stacks_are_those_of_caller(ruby, &live))
 }
 
-/// A compiled method that runs has its name, and no line: the place that Ruby's memory has for it is that of an earlier call.
-#[test]
-fn compiled_methods_have_no_line() -> Result<()> {
-    let live = Live::beside_others()?;
+/// Runs a check with each Ruby that has YJIT, of which there must be one.
+fn each_with_yjit(mut check: impl FnMut(&Ruby) -> Result<()>) -> Result<()> {
     let mut tried = 0;
     Ruby::each(|ruby| {
         let yjit = ruby.clone().with_option("--yjit");
@@ -315,6 +313,24 @@ fn compiled_methods_have_no_line() -> Result<()> {
             return Ok(());
         }
         tried += 1;
+        check(&yjit)
+    })?;
+    ensure!(tried > 0, "none of the Rubies has YJIT");
+    Ok(())
+}
+
+/// The same with JIT-compiled code.
+#[test]
+fn stacks_equal_callers_with_yjit() -> Result<()> {
+    let live = Live::beside_others()?;
+    each_with_yjit(|yjit| stacks_are_those_of_caller(yjit, &live))
+}
+
+/// A compiled method that runs has its name, and no line: the place that Ruby's memory has for it is that of an earlier call.
+#[test]
+fn compiled_methods_have_no_line() -> Result<()> {
+    let live = Live::beside_others()?;
+    each_with_yjit(|yjit| {
         let file = live.path("lines.txt");
         let mut args = vec!["--quiet".into(), "--top-lines".into(), file.clone().into(), "--".into()];
         args.extend(yjit.argv()?);
@@ -335,26 +351,7 @@ fn compiled_methods_have_no_line() -> Result<()> {
         // It is interpreted until it is compiled, and Ruby itself starts first.
         ensure!(sum(&without) > 60.0 && sum(&with) < 5.0, "{table}");
         Ok(())
-    })?;
-    ensure!(tried > 0, "none of the Rubies has YJIT");
-    Ok(())
-}
-
-/// The same with JIT-compiled code.
-#[test]
-fn stacks_equal_callers_with_yjit() -> Result<()> {
-    let live = Live::beside_others()?;
-    let mut tried = 0;
-    Ruby::each(|ruby| {
-        let yjit = ruby.clone().with_option("--yjit");
-        if !yjit.command()?.args(["-e", "exit RubyVM::YJIT.enabled?"]).output()?.status.success() {
-            return Ok(());
-        }
-        tried += 1;
-        stacks_are_those_of_caller(&yjit, &live)
-    })?;
-    ensure!(tried > 0, "none of the Rubies has YJIT");
-    Ok(())
+    })
 }
 
 /// The stack of a collection points to the line that allocates.

@@ -36,10 +36,21 @@ impl WallClock {
         Self { offset_ns: offset_ns.into(), suspended_ns, own: false }
     }
 
-    /// The clock as it is now. That of another run stays as it was.
+    /// The clock as it is now. That of another run stays as it was. Measurements of a clock that was not set differ by the time that they
+    /// take: then it is the same clock, so that all outputs of a run have the same times.
     #[must_use]
     pub fn again(self) -> Self {
-        if self.own { Self::measure() } else { self }
+        /// Smaller differences are of the measurement, or not worth one, nanoseconds. `CLOCK_MONOTONIC` is adjusted with `CLOCK_REALTIME`
+        /// (kernel/time/timekeeping.c), so only setting the clock, a leap second and suspending the host change the offsets.
+        const SAME_NS: i128 = 1_000_000;
+        if !self.own {
+            return self;
+        }
+        let now = Self::measure();
+        let differs = |now: i128, before: i128| (now - before).abs() >= SAME_NS;
+        let changed = differs(now.offset_ns, self.offset_ns)
+            || differs(now.suspended_ns.into(), self.suspended_ns.into());
+        if changed { now } else { self }
     }
 
     /// Realtime minus monotonic, and boot time minus monotonic, nanoseconds.
@@ -174,5 +185,21 @@ mod tests {
         let other = WallClock::with_offsets(7, 0);
         assert_eq!(other.again(), other);
         assert!(WallClock::measure().again().offset_ns > 1_000_000_000_000_000_000);
+    }
+
+    /// Measurements differ, but the clock is the same until it is set or the host is suspended.
+    #[test]
+    fn the_same_again() {
+        let start = WallClock::measure();
+        let measured = WallClock { offset_ns: start.offset_ns + 300_000, ..start };
+        assert_eq!((start.again(), measured.again()), (start, measured));
+        for moved_ns in [-2_000_000, 2_000_000] {
+            let set = WallClock { offset_ns: start.offset_ns + moved_ns, ..start };
+            let again = set.again();
+            assert!((again.offset_ns - start.offset_ns).abs() < 1_000_000, "{again:?} {start:?}");
+            let suspended = WallClock { suspended_ns: start.suspended_ns + moved_ns as i64, ..start };
+            let again = suspended.again();
+            assert!((again.suspended_ns - start.suspended_ns).abs() < 1_000_000, "{again:?} {start:?}");
+        }
     }
 }

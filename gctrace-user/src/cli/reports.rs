@@ -1,8 +1,9 @@
 //! What is written to standard output, and in which detail.
 
-use std::time::Duration;
-
-use super::args::{FormatArg, RootArg, report::ReportArgs};
+use super::{
+    args::{FormatArg, RootArg, report::ReportArgs},
+    parse::nanos,
+};
 use crate::{
     aggregate::request_summary::By,
     export::{fields::Shape, text::Lines},
@@ -46,7 +47,6 @@ pub struct Reports {
 impl Reports {
     /// Resolves the flags.
     pub(super) fn resolve(args: &ReportArgs, format: Format) -> Self {
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let &ReportArgs { quiet, min_pause, interval, slower_than, by, brief, ref fields, verbose } = args;
         let lines =
             Lines { min_pause_ns: min_pause.map_or(0, nanos), interval_ns: interval.map(nanos), none: quiet };
@@ -145,8 +145,8 @@ impl Idle {
             ),
             (!self.text && self.interval, "--interval has no effect on JSON lines, which report every cycle"),
             (
-                !self.text && self.slower_than,
-                "--slower-than changes text only: JSON lines have duration_ns of each request",
+                !self.text && self.slower_than && !self.shows_profiles,
+                "--slower-than changes text and profiles only: JSON lines have duration_ns of each request",
             ),
             (!self.text && self.by, "--by changes text only: JSON lines have each request"),
             (

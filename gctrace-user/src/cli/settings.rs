@@ -318,6 +318,7 @@ impl Settings {
         });
         let usual = std::env::var("OTEL_EXPORTER_OTLP_PROTOCOL").ok();
         let otlp = otlp.map(|url| Address::otlp(&url, otlp_protocol, usual.as_deref()));
+        let filter = profile.filter(reports.slower_than);
         let push = Servers {
             otlp: otlp.transpose().map_err(UsageError::Otlp)?,
             metrics: otlp_signals.contains(&SignalArg::Metrics),
@@ -325,7 +326,7 @@ impl Settings {
             pyroscope: server("--pyroscope", pyroscope)?,
             interval: push_interval.unwrap_or(DEFAULT_PUSH_INTERVAL),
             wall,
-            filter: profile.filter(),
+            filter: filter.clone(),
         };
         let sampled = profiles.iter().any(|(_, format)| format.has_samples());
         let shows_stacks = sampled || push.wants_stacks() || stack_log.is_some() || record.is_some();
@@ -360,7 +361,7 @@ impl Settings {
             root: stack_root,
             stack_lines,
             graph_of: profile.flamegraph_of.is_some(),
-            filters: profile.filter().is_any(),
+            filters: profile.filter(None).is_any(),
             shows_profiles: !profiles.is_empty() || push.wants_stacks() || (rate.is_some() && text),
             shows_shares: !text || record.is_some() || has_metrics || has(|format| format.has_memory()),
             shows_wall: shows_stacks,
@@ -423,7 +424,7 @@ impl Settings {
                 native: !no_native && cfg!(target_arch = "x86_64"),
                 only_blockers: false,
             }),
-            filter: profile.filter(),
+            filter,
             profiles,
             csv,
             record,

@@ -1,6 +1,11 @@
-//! `--slower-than`: slow requests instead of cycles, each with what stopped its thread: GC pauses and long waits for the GVL.
+//! `--slower-than`: slow requests instead of cycles, each with what stopped its thread (GC pauses and long waits for the GVL), and where it was
+//! by samples.
 
 use std::{collections::VecDeque, io::Write};
+
+mod samples;
+
+use samples::Sampled;
 
 use super::{
     ExportError, Exporter,
@@ -43,6 +48,7 @@ pub struct SlowRequests<W: Write> {
     least_ns: u64,
     cycles: Recent<Cycle>,
     waits: Recent<Wait>,
+    samples: Recent<Sampled>,
     pending: VecDeque<Pending>,
     /// Number of slow ones, and of all: requests and jobs here, runs of programs below.
     requests: (u64, u64),
@@ -55,6 +61,12 @@ pub struct SlowRequests<W: Write> {
 struct Recent<T> {
     last: VecDeque<(u32, T)>,
     dropped_ns: u64,
+}
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self { last: VecDeque::new(), dropped_ns: 0 }
+    }
 }
 
 impl<T> Recent<T> {
@@ -113,8 +125,9 @@ impl<W: Write> SlowRequests<W> {
             out,
             clock,
             least_ns,
-            cycles: Recent { last: VecDeque::new(), dropped_ns: 0 },
-            waits: Recent { last: VecDeque::new(), dropped_ns: 0 },
+            cycles: Recent::default(),
+            waits: Recent::default(),
+            samples: Recent::default(),
             pending: VecDeque::new(),
             requests: (0, 0),
             runs: (0, 0),
@@ -189,6 +202,7 @@ impl<W: Write> SlowRequests<W> {
         if let Some(memory) = memory(&request.memory) {
             writeln!(self.out, "  memory: {memory}")?;
         }
+        samples::write(&mut self.out, &self.samples, &next)?;
         self.write_gc(&next)?;
         if next.gvl { self.write_waits(&next) } else { Ok(()) }
     }
@@ -425,6 +439,11 @@ impl<W: Write> Exporter for SlowRequests<W> {
         match seen {
             Seen::Cycle(cycle) => self.cycles.push(pid, cycle_of(cycle), |cycle| cycle.begin_ns),
             Seen::GvlWait(wait) => self.waits.push(pid, wait_of(wait), |wait| wait.begin_ns),
+            Seen::Stack(sample) => {
+                if let Some(sample) = Sampled::of(sample) {
+                    self.samples.push(pid, sample, Sampled::begin_ns);
+                }
+            }
             Seen::Request(request) => self.request(process, request).map_err(ExportError::Stdout)?,
             _ => {}
         }

@@ -335,7 +335,7 @@ user_counters! {
         profile_samples_other_threads,
         /// Samples that `--focus` dropped.
         profile_samples_out_of_focus,
-        /// Samples that `--endpoint` dropped.
+        /// Samples that `--endpoint` and `--slower-than` dropped.
         profile_samples_other_endpoints,
         /// Time that the samples for profiles represent, nanoseconds.
         profile_ns,
@@ -345,7 +345,7 @@ user_counters! {
         profile_ns_other_threads,
         /// Time that `--focus` dropped, nanoseconds.
         profile_ns_out_of_focus,
-        /// Time that `--endpoint` dropped, nanoseconds.
+        /// Time that `--endpoint` and `--slower-than` dropped, nanoseconds.
         profile_ns_other_endpoints,
         /// Cycles, waits for the GVL and other events of threads, for profiles.
         profile_events,
@@ -355,7 +355,7 @@ user_counters! {
         profile_events_other_threads,
         /// Events that `--focus` dropped, because their stack has no frame in focus or they have no stack.
         profile_events_out_of_focus,
-        /// Events that `--endpoint` dropped, because their endpoint is another or unknown.
+        /// Events that `--endpoint` and `--slower-than` dropped, because their endpoint is another, their request was not slow, or neither is known.
         profile_events_other_endpoints,
         /// Samples, cycles and allocation stacks of requests whose end was not seen in time: their endpoint is `(unknown)`.
         profile_endpoints_unknown,

@@ -1,10 +1,13 @@
 //! Flags that choose what profiles show.
 
+use std::time::Duration;
+
 use clap::{Args as ClapArgs, ValueEnum};
 
 use super::usage::UsageError;
 use crate::{
     aggregate::recording::{Filter, Pattern},
+    cli::parse::nanos,
     export::profile::Measure,
 };
 
@@ -57,10 +60,10 @@ pub enum MeasureArg {
 }
 
 impl ProfileArgs {
-    /// The filter that these flags describe.
-    pub(in crate::cli) fn filter(&self) -> Filter {
+    /// The filter that these flags describe. `slower_than`: the same of requests.
+    pub(in crate::cli) fn filter(&self, slower_than: Option<Duration>) -> Filter {
         let Self { threads, focus, endpoints, hide, app_only, .. } = self.clone();
-        Filter { threads, focus, endpoints, hide, app_only }
+        Filter { threads, focus, endpoints, slower_than_ns: slower_than.map(nanos), hide, app_only }
     }
 
     /// What flame graphs show, in a run with or without --wall, --gvl and --alloc.

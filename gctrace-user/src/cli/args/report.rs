@@ -21,7 +21,8 @@ pub struct ReportArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration, conflicts_with_all = ["quiet", "min_pause"])]
     pub interval: Option<Duration>,
 
-    /// Print only requests that took at least this long, e.g. 500ms, each with its GC cycles, pauses and long waits for the GVL
+    /// Print only requests that took at least this long, e.g. 500ms, each with its GC cycles, pauses, long waits for the GVL and sampled lines.
+    /// Profiles contain only what belongs to them
     // It requires --requests where that is a flag, which `command` adds.
     #[arg(long, value_name = "TIME", value_parser = parse::duration,
           conflicts_with_all = ["quiet", "min_pause", "interval"])]

@@ -1,7 +1,7 @@
 //! Which part of a run is recorded, by the user's choice: some threads, stacks with some frames, and some frames of each stack.
 //! What a filter drops is counted.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use gctrace_tunemygc::printable::printable;
 
@@ -27,6 +27,8 @@ pub struct Filter {
     pub focus: Vec<Pattern>,
     /// What belongs to requests of an endpoint that contains one of these; empty: everything.
     pub endpoints: Vec<Pattern>,
+    /// What belongs to requests that took at least this long, nanoseconds.
+    pub slower_than_ns: Option<u64>,
     /// Frames to leave out of stacks, by name or file. Their time goes to their caller.
     pub hide: Vec<Pattern>,
     /// Leaves only frames of the application's own code in stacks.
@@ -79,7 +81,7 @@ pub(super) enum DropReason {
     Thread,
     /// Its stack has no frame in focus.
     Focus,
-    /// It belongs to another endpoint, or to none that is known.
+    /// It belongs to another endpoint, to none that is known, or to a request that was not slow.
     Endpoint,
 }
 
@@ -101,7 +103,7 @@ pub struct Shares {
     pub thread: Amount,
     /// Without a frame in focus.
     pub focus: Amount,
-    /// Of other endpoints.
+    /// Of other endpoints, or of requests that were not slow.
     pub endpoint: Amount,
 }
 
@@ -228,7 +230,16 @@ impl FilterState {
     pub(super) fn drops_endpoint(&self, endpoint: Option<&str>) -> Option<DropReason> {
         let patterns = &self.filter.endpoints;
         let is_in = |name: &str| patterns.iter().any(|pattern| pattern.is_in(name));
-        let wanted = patterns.is_empty() || endpoint.is_some_and(is_in);
+        let wanted = match endpoint {
+            Some(name) => patterns.is_empty() || is_in(name),
+            None => patterns.is_empty() && self.filter.slower_than_ns.is_none(),
+        };
+        (!wanted).then_some(DropReason::Endpoint)
+    }
+
+    /// Whether what belongs to a request that took this long is dropped; `None`: that is unknown.
+    pub(super) fn drops_duration(&self, ns: Option<u64>) -> Option<DropReason> {
+        let wanted = self.filter.slower_than_ns.is_none_or(|least| ns.is_some_and(|ns| ns >= least));
         (!wanted).then_some(DropReason::Endpoint)
     }
 
@@ -356,9 +367,16 @@ impl FilterAccount {
             let dropped = self.dropped(|shares| shares.focus);
             parts.push(format!("dropped by {}: {dropped}", named("focus", &filter.focus)));
         }
+        let mut of_requests = Vec::new();
         if !filter.endpoints.is_empty() {
+            of_requests.push(named("endpoint", &filter.endpoints));
+        }
+        if let Some(ns) = filter.slower_than_ns {
+            of_requests.push(format!("--slower-than {:?}", Duration::from_nanos(ns)));
+        }
+        if !of_requests.is_empty() {
             let dropped = self.dropped(|shares| shares.endpoint);
-            parts.push(format!("dropped by {}: {dropped}", named("endpoint", &filter.endpoints)));
+            parts.push(format!("dropped by {}: {dropped}", of_requests.join(" and ")));
         }
         let mut hiding = Vec::new();
         if !filter.hide.is_empty() {

@@ -62,7 +62,7 @@ impl Recording {
     pub fn outside(&mut self, process: &Process, seen: Seen<'_>) {
         match seen {
             Seen::Request(request) => {
-                self.request_ended(request.id, request.endpoint(), request.trace);
+                self.request_ended(request);
             }
             Seen::GvlWait(wait) => self.gvl_wait_outside(process, wait),
             _ => {}
@@ -71,7 +71,7 @@ impl Recording {
 
     /// A request has been served.
     pub(super) fn request(&mut self, process: &Process, request: &Request) {
-        let endpoint = self.request_ended(request.id, request.endpoint(), request.trace);
+        let endpoint = self.request_ended(request);
         if self.timeline.is_none() || !self.admits(request.begin_ns) {
             return;
         }

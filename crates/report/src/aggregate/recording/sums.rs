@@ -11,8 +11,9 @@ use super::{
 };
 use crate::model::{
     GcCycle, Pause, Process,
+    request::Request,
     stack::{StackSample, ThreadState},
-    trace::{Link, Span, Trace, TraceOrigin},
+    trace::{Link, Span, TraceOrigin},
 };
 
 pub(super) mod alloc;
@@ -111,7 +112,7 @@ impl Recording {
             At::None => self.add(kept, None),
             At::Known(of) => {
                 self.unresolved += u64::from(request == Some(0));
-                self.add(kept, Some(of));
+                self.add(kept, Some(if request == Some(0) { self.unknown() } else { of }));
             }
             At::Waits(id) => {
                 let overdue = self.endpoints.wait(id, process.pid, ts_ns, kept);
@@ -121,9 +122,12 @@ impl Recording {
     }
 
     /// A request has ended: adds what has waited for it.
-    pub(super) fn request_ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> EndpointIndex {
-        let wanted = self.filter.drops_endpoint(Some(&endpoint)).is_none();
-        let (of, kept) = self.endpoints.ended(id, wanted.then_some(endpoint), trace);
+    pub(super) fn request_ended(&mut self, request: &Request) -> EndpointIndex {
+        let endpoint = request.endpoint();
+        let dropped = self.filter.drops_endpoint(Some(&endpoint));
+        let dropped = dropped.or_else(|| self.filter.drops_duration(request.duration_ns()));
+        let wanted = dropped.is_none().then_some(endpoint);
+        let (of, kept) = self.endpoints.ended(request.id, wanted, request.trace);
         for kept in kept {
             self.add(kept, Some(of));
         }
@@ -139,8 +143,14 @@ impl Recording {
     fn give_up(&mut self, kept: Vec<Kept>) {
         self.unresolved += kept.len() as u64;
         for kept in kept {
-            self.add(kept, Some(Of { endpoint: UNKNOWN, trace: None }));
+            self.add(kept, Some(self.unknown()));
         }
+    }
+
+    /// What is known about a request whose end was not seen: nobody knows that it was slow.
+    fn unknown(&self) -> Of {
+        let left_out = self.filter.drops_duration(None).is_some();
+        Of { endpoint: if left_out { LEFT_OUT } else { UNKNOWN }, trace: None }
     }
 
     /// Whether what belongs to a request of this endpoint is dropped; `None`: it belongs to no request.

@@ -9,7 +9,7 @@ use crate::{
         GcState, Pause,
         gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlSplit, GvlTaskTimes, GvlWho},
         request::{Allocated, PageFaults, RequestMemory},
-        stack::{Frame, FrameKind, Stack},
+        stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
     },
 };
 
@@ -250,6 +250,55 @@ fn empty() {
   web (pid 4242, thread 7); waited 2.00ms for a thread; first byte after 699.0ms
   GC: none in this thread; none in others
 1 of 2 requests took 500.0ms or longer";
+    assert_eq!(text(&web(false), 500, &seen), expected);
+}
+
+/// Samples of the request's thread show where it was, on a CPU and off it; those of other requests and of none do not count.
+#[test]
+fn samples() {
+    let at = |request, state, ms: u64, stack: Stack| StackSample {
+        ts_ns: 1_100 * MS,
+        tid: 7,
+        comm: Arc::from("puma srv tp 002"),
+        state,
+        cpu_ns: if state == ThreadState::Running { ms * MS } else { 0 },
+        wall_ns: ms * MS,
+        gc: GcActivity::None,
+        request,
+        span: None,
+        stack,
+    };
+    let (running, away) = (ThreadState::Running, ThreadState::Blocked);
+    let samples = [
+        at(Some(5), running, 10, stack("Report#rows")),
+        at(Some(5), running, 10, stack("Csv\u{1b}#parse")),
+        at(Some(5), running, 20, stack("Report#rows")),
+        at(Some(5), running, 1, stack("Report#a")),
+        at(Some(5), running, 2, stack("Report#b")),
+        at(Some(5), away, 400, stack("Report#query")),
+        at(Some(5), running, 1, Arc::new([])),
+        at(Some(6), running, 70, stack("Other#work")),
+        at(Some(0), running, 70, stack("Other#work")),
+        at(None, running, 70, stack("Other#work")),
+    ];
+    let slow = request(5, 1000, 600, (0, 0));
+    let seen: Vec<Seen<'_>> = samples.iter().map(Seen::Stack).chain([Seen::Request(&slow)]).collect();
+    let expected = "\
+600.0ms  GET /reports/:id 200
+  web (pid 4242, thread 7); waited 2.00ms for a thread; first byte after 599.0ms
+  on a CPU: 6 samples of 44.00ms
+    30.00ms (5.0 %) in
+              Report#rows models/report.rb:12
+    10.00ms (1.7 %) in
+              Csv\\u{1b}#parse models/report.rb:12
+    2.00ms (0.3 %) in
+              Report#b models/report.rb:12
+    and 2 other lines
+  off the CPU: 1 sample of 400.0ms
+    400.0ms (66.7 %) in
+              Report#query models/report.rb:12
+  GC: none in this thread; none in others
+1 of 1 request took 500.0ms or longer";
     assert_eq!(text(&web(false), 500, &seen), expected);
 }
 

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-fn end(reason: crate::model::EndReason) -> ProcessEnd {
+fn end_of(reason: crate::model::EndReason) -> ProcessEnd {
     ProcessEnd {
         reason,
         ts_ns: 9,
@@ -85,9 +85,9 @@ fn some(endpoints: &[&str]) -> Recorder {
     sample(&mut recorder, 5, Some(1));
     let reason = crate::model::EndReason::Exited;
     // The end of another process changes nothing.
-    recorder.see(&process(2), Seen::Ended(&end(reason))).unwrap();
+    recorder.see(&process(2), Seen::Ended(&end_of(reason))).unwrap();
     assert_eq!(recorder.recording.borrow().unresolved, 1);
-    recorder.see(&process(1), Seen::Ended(&end(reason))).unwrap();
+    recorder.see(&process(1), Seen::Ended(&end_of(reason))).unwrap();
     recorder
 }
 
@@ -177,6 +177,47 @@ fn filtered() {
         let ledger = Ledger { kernel, user: counts, ..Ledger::default() };
         assert_eq!(ledger.imbalances(), Vec::<String>::new());
     }
+}
+
+/// Only what belongs to slow requests is kept, whenever its samples come; of a request whose end was not seen nobody knows that it was slow.
+#[test]
+fn slow_only() {
+    let with = |endpoints: &[&str]| {
+        let endpoints = endpoints.iter().map(|text| text.parse::<Pattern>().unwrap()).collect();
+        let filter = Filter { endpoints, slower_than_ns: Some(500), ..Filter::default() };
+        let recording = Recording::new(true, Limits::default(), filter);
+        let mut recorder = Recorder { recording: Rc::new(RefCell::new(recording)) };
+        recorder.began(0);
+        for (at, request) in [None, Some(0), Some(1), Some(2), Some(3), Some(4)].into_iter().enumerate() {
+            sample(&mut recorder, 10_u64.pow(at as u32), request);
+        }
+        let mut end = |id, path: Option<&str>, ns: Option<u64>| {
+            let end_ns = ns.map(|ns| 4_000 + ns);
+            let request = Request { id, begin_ns: 4_000, end_ns, ..request(path, Some(5_000), Some(200)) };
+            recorder.see(&process(1), Seen::Request(&request)).unwrap();
+        };
+        end(1, Some("/a"), Some(499));
+        end(2, Some("/a"), Some(500));
+        end(3, Some("/b"), None);
+        end(4, None, Some(501));
+        sample(&mut recorder, 200, Some(2));
+        sample(&mut recorder, 3, Some(1));
+        let gone = end_of(crate::model::EndReason::Exited);
+        recorder.see(&process(1), Seen::Ended(&gone)).unwrap();
+        recorder
+    };
+    let recorder = with(&[]);
+    let unnamed = request(None, None, None).endpoint();
+    assert_eq!(by_endpoint(&recorder), expected(&[("GET /a", [1_200, 0, 0]), (&unnamed, [100_000, 0, 0])]));
+    let recording = recorder.recording.borrow();
+    let (account, text) = (recording.filtered(), recording.filtered().text(recording.filter()).unwrap());
+    assert_eq!((account.samples.kept.ns, account.samples.endpoint.ns), (101_200, 10_114));
+    assert!(text.starts_with("dropped by --slower-than 500ns: "), "{text}");
+    assert_eq!(recording.timeline.as_ref().unwrap().requests.len(), 2);
+    let both = with(&["GET /a"]);
+    assert_eq!(by_endpoint(&both), expected(&[("GET /a", [1_200, 0, 0])]));
+    let text = both.recording.borrow().filtered().text(both.recording.borrow().filter()).unwrap();
+    assert!(text.starts_with("dropped by --endpoint GET /a and --slower-than 500ns: "), "{text}");
 }
 
 /// What belongs to the wanted endpoint is kept, however many others were requested before.

@@ -141,6 +141,67 @@ fn other_outputs() -> Result<()> {
     Ok(())
 }
 
+/// The `summary` of a process has its requests by endpoint, with and without their lines: the figures are those of the lines.
+#[test]
+fn endpoints_of_summaries() -> Result<()> {
+    let lines = |flags: &[&str]| -> Result<Vec<Value>> {
+        let all = report(&[&["puma.gctrace", "--format=jsonl"], flags].concat())?;
+        all.iter().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    };
+    let of_type = |lines: &[Value], kind: &str| -> Vec<Value> {
+        lines.iter().filter(|line| line["type"] == kind).cloned().collect()
+    };
+    let all = lines(&[])?;
+    let summaries = of_type(&all, "summary");
+    let quiet = lines(&["--quiet"])?;
+    ensure!(of_type(&quiet, "request").is_empty() && of_type(&quiet, "summary") == summaries);
+    let requests = of_type(&all, "request");
+    let mut found = 0;
+    for summary in &summaries {
+        ensure!(summary["endpoints_more"] == 0, "{summary}");
+        for endpoint in summary["endpoints"].as_array().context("no endpoints")? {
+            let own: Vec<&Value> = requests
+                .iter()
+                .filter(|line| line["pid"] == summary["pid"] && line["endpoint"] == endpoint["endpoint"])
+                .collect();
+            let values = |name: &str| -> Vec<u64> {
+                let mut all: Vec<u64> = own.iter().filter_map(|line| line[name].as_u64()).collect();
+                all.sort_unstable();
+                all
+            };
+            let durations = values("duration_ns");
+            found += own.len();
+            ensure!(!own.is_empty() && endpoint["count"] == own.len(), "{endpoint}");
+            let failed = values("status").iter().filter(|status| **status >= 500).count();
+            ensure!(endpoint["failed"] == failed, "{endpoint}");
+            ensure!(endpoint["duration_ns"] == durations.iter().sum::<u64>(), "{endpoint}: {durations:?}");
+            ensure!(endpoint["max_ns"].as_u64() == durations.last().copied(), "{endpoint}: {durations:?}");
+            let median = durations[(durations.len() - 1) / 2] as f64;
+            let p50 = endpoint["p50_ns"].as_f64().context("no median")?;
+            ensure!((median..=median * 1.01 + 1.0).contains(&p50), "{endpoint}: {durations:?}");
+            for (part, name) in [
+                ("gc_own", "gc_own_ns"),
+                ("gvl_wait", "gvl_wait_ns"),
+                ("cpu", "cpu_ns"),
+                ("blocked", "blocked_ns"),
+            ] {
+                let known: Vec<&&Value> = own.iter().filter(|line| line[name].is_u64()).collect();
+                let sum = |name: &str| known.iter().filter_map(|line| line[name].as_u64()).sum::<u64>();
+                let expected = match known.len() {
+                    0 => Value::Null,
+                    _ => serde_json::json!({ "ns": sum(name), "of_ns": sum("duration_ns") }),
+                };
+                ensure!(endpoint[part] == expected, "{part}: {endpoint}");
+            }
+            let bytes = values("alloc_bytes");
+            ensure!(endpoint["alloc_of"] == bytes.len(), "{endpoint}");
+            ensure!(bytes.is_empty() || endpoint["alloc_bytes"] == bytes.iter().sum::<u64>(), "{endpoint}");
+        }
+    }
+    ensure!(found == requests.len() && found > 10, "{found} of {} requests", requests.len());
+    Ok(())
+}
+
 /// `--min-pause` keeps the cycles with at least such a pause, in text lines and in JSON lines, and reports the number of the other cycles.
 /// `--slower-than` lists the requests that took at least so long, and reports their number and that of all requests. It changes text only: JSON
 /// lines have each request, and a note says so.
@@ -199,7 +260,9 @@ fn thresholds() -> Result<()> {
     ensure!(finished.status.success(), "{}", finished.errors());
     ensure!(finished.stdout == report(&["puma.gctrace", "--format=jsonl"])?, "{flag} changes JSON lines");
     ensure!(
-        finished.errors().contains("--slower-than changes text only: JSON lines have duration_ns"),
+        finished
+            .errors()
+            .contains("--slower-than changes text and profiles only: JSON lines have duration_ns"),
         "{}",
         finished.errors()
     );

@@ -26,6 +26,7 @@ use crate::{
     },
 };
 
+mod endpoints;
 pub(super) mod gc;
 mod request;
 mod summary;

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::super::summary::Done;
+use super::{
+    super::summary::Done,
+    endpoints::{self, Endpoint},
+};
 use crate::{
     aggregate::gc_summary::{Distribution, Notable, Rss},
     clock::WallClock,
@@ -43,6 +46,9 @@ pub(super) struct SummaryLine {
     gvl_wait_ns: Option<u64>,
     gvl_wait_share: Option<f64>,
     lost: u64,
+    /// Requests and jobs by endpoint, most time first, and the number of endpoints that are not listed.
+    endpoints: Vec<Endpoint>,
+    endpoints_more: usize,
 }
 
 #[derive(Serialize)]
@@ -112,7 +118,8 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 impl SummaryLine {
     /// Makes the line of a process.
     pub(super) fn of(done: &Done, clock: WallClock) -> Self {
-        let Done { process, gc, gvl, end, .. } = done;
+        let Done { process, gc, gvl, requests, end, .. } = done;
+        let (endpoints, endpoints_more) = endpoints::of(requests);
         let traced_ns = end.ts_ns.saturating_sub(end.since_ns);
         let causes = gc.cycles.iter().map(|(key, cycles)| Cause {
             kind: key.kind,
@@ -150,6 +157,8 @@ impl SummaryLine {
             gvl_wait_ns: gvl.as_ref().map(|sums| sums.wait.ns),
             gvl_wait_share: gvl.as_ref().and_then(|sums| share(sums.wait.ns, sums.watched_ns)),
             lost: gc.lost,
+            endpoints,
+            endpoints_more,
         }
     }
 }

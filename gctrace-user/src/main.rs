@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     let args = match cli::parse() {
         Ok(args) => args,
         Err(error) => {
-            let error = cli::with_hint(error);
+            let error = cli::with_hint(error, &std::env::args_os().collect::<Vec<_>>());
             let code = u8::try_from(error.exit_code()).unwrap_or(2);
             // Help and version go to standard output, errors to standard error.
             let printed = error.print().and_then(|()| io::stdout().flush());

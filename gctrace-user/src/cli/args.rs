@@ -317,7 +317,8 @@ pub enum DocumentArg {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
         sudo gctrace doctor                            this host, every Ruby that runs or is installed\n  \
-        sudo gctrace doctor --pid 4242 -v              one process, with every check\n  \
+        sudo gctrace doctor 4242 -v                    one process, with every check\n  \
+        sudo gctrace doctor --unit puma.service        why (not) the processes of a unit\n  \
         sudo gctrace doctor /opt/rubies/3.4/bin/ruby   an installed Ruby, running or not\n\n\
         Exit status: 0 everything works, 1 nothing matched, 2 something does not work, 3 missing privilege or kernel \
         feature.\n\
@@ -331,12 +332,16 @@ pub struct DoctorArgs {
     #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
     pub pids: Vec<Pids>,
 
+    /// Other running processes.
+    #[command(flatten)]
+    pub running: RunningArgs,
+
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub proc: Option<PathBuf>,
 
-    /// Ruby images or executables
-    #[arg(value_name = "FILE")]
+    /// Ruby images or executables, or pids
+    #[arg(value_name = "FILE|PID")]
     pub files: Vec<PathBuf>,
 
     /// What to write to standard output

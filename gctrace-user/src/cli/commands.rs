@@ -31,11 +31,19 @@ pub struct DoctorSettings {
 
 impl From<DoctorArgs> for DoctorSettings {
     fn from(args: DoctorArgs) -> Self {
-        let DoctorArgs { all_ruby, pids, proc: _, files, format, verbose, cache } = args;
-        let pids = merged(pids);
-        let all = all_ruby || (pids.is_empty() && files.is_empty());
+        let DoctorArgs { all_ruby, mut pids, running, proc: _, files: words, format, verbose, cache } = args;
+        let mut files = Vec::new();
+        for word in words {
+            // `4242` is a pid unless a file has that name.
+            match word.to_str().map(parse::pids) {
+                Some(Ok(named)) if !word.exists() => pids.push(named),
+                _ => files.push(word),
+            }
+        }
+        let selection = Selection { pids: merged(pids), ..running.selection(all_ruby) };
+        let all = all_ruby || (selection.is_empty() && files.is_empty());
         Self {
-            selection: Selection { all, pids, ..Selection::default() },
+            selection: Selection { all, ..selection },
             files,
             format: format.into(),
             verbose,

@@ -43,8 +43,8 @@ fn visible(command: &Command) -> Command {
 /// Usage lines: subcommand and its arguments.
 const SYNOPSIS: [(&str, &str); 18] = [
     ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
-    ("doctor", "[OPTIONS] [FILE...]"),
-    ("top", "[OPTIONS]"),
+    ("doctor", "[OPTIONS] [SELECTION...] [FILE...]"),
+    ("top", "[SELECTION...] [OPTIONS]"),
     ("dump", "[OPTIONS] --pid PID|--all-ruby|--name NAME|--unit UNIT|--cgroup PATH|--container ID"),
     ("heap", "[OPTIONS] PID|--pid PID|--diff FILE..."),
     ("malloc", "[OPTIONS] --pid PID|--all-ruby|--name NAME|--unit UNIT|--cgroup PATH|--container ID"),
@@ -84,18 +84,25 @@ pub fn man() -> io::Result<Vec<u8>> {
         }
         writeln!(page, ".fi")?;
     }
+    subcommands(&command, "gctrace", &mut page)?;
+    Ok(page)
+}
+
+/// The sections of the subcommands of a command, and of theirs.
+fn subcommands(command: &Command, called: &str, page: &mut Vec<u8>) -> io::Result<()> {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
-        let name = format!("gctrace {}", sub.get_name());
+        let name = format!("{called} {}", sub.get_name());
         writeln!(page, ".SH \"{}\"", name.to_uppercase())?;
         if let Some(about) = sub.get_long_about().or_else(|| sub.get_about()) {
             writeln!(page, "{}", escaped(&about.to_string()))?;
         }
-        let sub = complete(sub.clone().bin_name(name));
-        if sub.get_arguments().any(|arg| !arg.is_hide_set()) {
-            Man::new(sub).render_options_section(&mut page)?;
+        let shown = complete(sub.clone().bin_name(name.as_str()));
+        if shown.get_arguments().any(|arg| !arg.is_hide_set()) {
+            Man::new(shown).render_options_section(page)?;
         }
+        subcommands(sub, &name, page)?;
     }
-    Ok(page)
+    Ok(())
 }
 
 /// The same command with the options that `-h` omits.
@@ -113,6 +120,11 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
+    /// A command, its subcommands, and theirs.
+    fn with_subcommands(command: &Command) -> Vec<&Command> {
+        std::iter::once(command).chain(command.get_subcommands().flat_map(with_subcommands)).collect()
+    }
+
     /// Every shell has a script that knows the flags.
     #[test]
     fn scripts() {
@@ -120,9 +132,36 @@ mod tests {
             let script = String::from_utf8(completions(shell)).unwrap();
             assert!(script.contains("container") && script.contains("doctor"), "{shell}");
             let top = command();
-            for arg in std::iter::once(&top).chain(top.get_subcommands()).flat_map(Command::get_arguments) {
+            for arg in with_subcommands(&top).into_iter().flat_map(Command::get_arguments) {
                 let Some(flag) = arg.get_long() else { continue };
                 assert_eq!(script.contains(flag), !arg.is_hide_set(), "{shell} --{flag}");
+            }
+        }
+    }
+
+    /// Every option of every command is on some page of the documentation, and those of a run are on the page of options.
+    #[test]
+    fn documented() {
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+        let pages = std::fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());
+        let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+        let all: String = pages.map(|path| read(&path)).collect();
+        let of_runs = read(&docs.join("options.md"));
+        let is_in = |text: &str, flag: &str| {
+            let found = format!("--{flag}");
+            let ends =
+                |at: usize| !text[at + found.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '-');
+            text.match_indices(&found).any(|(at, _)| ends(at))
+        };
+        let top = command();
+        for command in with_subcommands(&top) {
+            for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+                let Some(flag) = arg.get_long().filter(|flag| !["help", "version"].contains(flag)) else {
+                    continue;
+                };
+                let page = if command.get_name() == "gctrace" { &of_runs } else { &all };
+                assert!(is_in(page, flag), "--{flag} of {}", command.get_name());
             }
         }
     }
@@ -136,7 +175,7 @@ mod tests {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let all = words(&page);
         let top = command();
-        for command in std::iter::once(&top).chain(top.get_subcommands()) {
+        for command in with_subcommands(&top) {
             for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
                 let Some(flag) = arg.get_long() else { continue };
                 assert!(all.contains(&format!("--{flag}")), "{flag} of {}", command.get_name());
@@ -153,6 +192,10 @@ mod tests {
         for absent in ["gctrace-doctor(1)", "EXTRA"] {
             assert!(!page.contains(absent), "{absent}");
         }
-        assert!(page.contains("GCTRACE DOCTOR") && page.contains("[-- COMMAND ARGS...]"));
+        assert!(
+            page.contains("GCTRACE DOCTOR")
+                && page.contains("GCTRACE APPS PRUNE")
+                && page.contains("[-- COMMAND ARGS...]")
+        );
     }
 }

@@ -44,6 +44,11 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty())
 }
 
+/// A time in nanoseconds; one that is too long for them is the longest.
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Parses a time: `500us`, `500ms`, `30s`, `1.5m`, `1m30s`, `1d`; a number without a unit is in seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const USAGE: &str = "give a time such as 500us, 10ms, 30s, 1m30s, 2h or 1d";
@@ -88,10 +93,12 @@ pub enum Moment {
     After(Duration),
     /// Epoch nanoseconds.
     At(i64),
+    /// The first such time of a day (UTC), nanoseconds after midnight, from its beginning on.
+    OfDay(i64),
 }
 
 /// Parses a point in time of a recording: `10s`, `1m30s` after its beginning, `0`, or `2026-11-23T14:00:00Z` (RFC 3339; the outputs of gctrace
-/// have a space in place of the `T`, as the RFC permits).
+/// have a space in place of the `T`, as the RFC permits), or `14:00:41.979Z`, as lines of recordings have it.
 pub(super) fn moment(text: &str) -> Result<Moment, String> {
     // `0` and `0.0s`.
     let number = text.trim().trim_end_matches(char::is_alphabetic);
@@ -103,11 +110,12 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
     }
     if text.contains(['T', ':']) || text.trim().contains('-') && !text.trim().starts_with('-') {
         let usage = || {
-            "give the date, the time and the time zone, such as 2026-11-23T14:00:00Z or 2026-11-23T15:00:00+01:00, or a time after the \
-             beginning of the recording, such as 90s"
+            "give the date, the time and the time zone, such as 2026-11-23T14:00:00Z or 2026-11-23T15:00:00+01:00, a time of the day in UTC, \
+             such as 14:00:41.979Z, or a time after the beginning of the recording, such as 90s"
                 .to_owned()
         };
-        return rfc3339(text.trim()).map(Moment::At).ok_or_else(usage);
+        let of_day = text.trim().strip_suffix('Z').and_then(time_of_day).map(Moment::OfDay);
+        return of_day.or_else(|| rfc3339(text.trim()).map(Moment::At)).ok_or_else(usage);
     }
     let usage =
         |why| format!("{why}, after the beginning of the recording, or a date such as 2026-11-23T14:00:00Z");
@@ -117,15 +125,6 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
 /// Parses a date (RFC 3339, 5.6) to epoch nanoseconds.
 fn rfc3339(text: &str) -> Option<i64> {
     let (date, time) = text.split_once(['T', ' '])?;
-    let numbers = |text: &str, mark: char, lengths: [usize; 3]| -> Option<[i64; 3]> {
-        let mut parts = text.split(mark);
-        let mut one = |length: usize| {
-            let part = parts.next()?;
-            (part.len() == length && part.bytes().all(|b| b.is_ascii_digit())).then(|| part.parse().ok())?
-        };
-        let found = [one(lengths[0])?, one(lengths[1])?, one(lengths[2])?];
-        parts.next().is_none().then_some(found)
-    };
     let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let longest = match month {
@@ -136,8 +135,7 @@ fn rfc3339(text: &str) -> Option<i64> {
     };
     let at = time.find(['Z', '+', '-'])?;
     let (clock, zone) = time.split_at(at);
-    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
-    let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
+    let of_day_ns = time_of_day(clock)?;
     let offset = match zone {
         "Z" => 0,
         zone => {
@@ -146,8 +144,7 @@ fn rfc3339(text: &str) -> Option<i64> {
             (hours * 60 + minutes) * if zone.starts_with('-') { -60 } else { 60 }
         }
     };
-    let digits = !fraction.is_empty() && fraction.len() <= 9 && fraction.bytes().all(|b| b.is_ascii_digit());
-    if !(1..=longest).contains(&day) || hour > 23 || minute > 59 || second > 60 || !digits {
+    if !(1..=longest).contains(&day) {
         return None;
     }
     // Days before 1 March of the year, from 1 March of year 0 on.
@@ -158,9 +155,30 @@ fn rfc3339(text: &str) -> Option<i64> {
         + day
         - 1
         - 719_468;
-    let seconds = days * 86_400 + hour * 3600 + minute * 60 + second - offset;
+    (days * 86_400 - offset).checked_mul(1_000_000_000)?.checked_add(of_day_ns)
+}
+
+/// Parses a time of the day, `14:00:41.979`, to nanoseconds after midnight.
+fn time_of_day(text: &str) -> Option<i64> {
+    let (clock, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
+    let digits = !fraction.is_empty() && fraction.len() <= 9 && fraction.bytes().all(|b| b.is_ascii_digit());
+    if hour > 23 || minute > 59 || second > 60 || !digits {
+        return None;
+    }
     let ns: i64 = format!("{fraction:0<9}").parse().ok()?;
-    seconds.checked_mul(1_000_000_000)?.checked_add(ns)
+    Some((hour * 3600 + minute * 60 + second) * 1_000_000_000 + ns)
+}
+
+/// Three numbers of these lengths with a mark between them.
+fn numbers(text: &str, mark: char, lengths: [usize; 3]) -> Option<[i64; 3]> {
+    let mut parts = text.split(mark);
+    let mut one = |length: usize| {
+        let part = parts.next()?;
+        (part.len() == length && part.bytes().all(|b| b.is_ascii_digit())).then(|| part.parse().ok())?
+    };
+    let found = [one(lengths[0])?, one(lengths[1])?, one(lengths[2])?];
+    parts.next().is_none().then_some(found)
 }
 
 /// Parses percent; returns millionths.
@@ -243,6 +261,13 @@ pub(super) fn recording_file() -> impl TypedValueParser<Value = PathBuf> {
 /// Parses the path of a recording to read; `-` is standard input.
 pub(super) fn recording() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().map(|path| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path })
+}
+
+/// Parses the path of a file to write; every name of standard output is `-`.
+pub(super) fn output() -> impl TypedValueParser<Value = PathBuf> {
+    const NAMES: [&str; 3] = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+    PathBufValueParser::new()
+        .map(|path| if NAMES.iter().any(|name| path.as_os_str() == *name) { "-".into() } else { path })
 }
 
 /// Parses an address to listen on: `127.0.0.1:9394`, `[::1]:9394`, `localhost:9394`. A port alone, `9394` or `:9394`, is one
@@ -349,6 +374,9 @@ mod tests {
         assert_eq!(moment("2024-02-29T23:59:59-00:30"), at(1_709_252_999, 0));
         assert_eq!(moment("1970-01-01T00:00:00Z"), at(0, 0));
         assert_eq!(moment("1m30s"), Ok(Moment::After(Duration::from_secs(90))));
+        let of_day = |seconds: i64, ns: i64| Ok(Moment::OfDay(seconds * 1_000_000_000 + ns));
+        assert_eq!(moment("14:00:41.979Z"), of_day(50_441, 979_000_000));
+        assert_eq!(moment(" 00:00:00Z"), of_day(0, 0));
         for zero in ["0", "0s", "0.0s", "0µs", " 0m "] {
             assert_eq!(moment(zero), Ok(Moment::After(Duration::ZERO)), "{zero}");
         }
@@ -360,6 +388,9 @@ mod tests {
             "2026-11-23T1:00:00Z",
             "2026-11-23T14:00:00+1",
             "2026-11-23T14:00:00.Z",
+            "24:00:00Z",
+            "14:00Z",
+            "14:00:00+01:00",
             "T",
             "yesterday",
             "",
@@ -371,7 +402,7 @@ mod tests {
             assert!(moment(wrong).is_err(), "{wrong}");
         }
         // What looks like a date is not called a duration with an unknown unit.
-        for date in ["14:00", "2026-11-23", "2026-11-23 14:00:41", "23.11.2026 14:00"] {
+        for date in ["14:00", "14:00:41.979", "2026-11-23", "2026-11-23 14:00:41", "23.11.2026 14:00"] {
             let error = moment(date).unwrap_err();
             assert!(error.starts_with("give the date, the time and the time zone"), "{date}: {error}");
         }

@@ -164,6 +164,7 @@ mod tests {
         assert_eq!(run(&["record", "-o", "x"]).unwrap_err(), UsageError::NothingSelected);
         let settings = run(&["record", "-o", "-", "4", "--max-size", "64KiB"]).unwrap();
         assert_eq!((settings.record, settings.record_most), (Some("-".into()), Some(64 << 10)));
+        assert_eq!(run(&["record", "-o", "/dev/stdout", "4"]).unwrap().record, Some("-".into()));
         let settings = run(&["record", "-o", "-", "4", "--memory-account"]).unwrap();
         assert!(!settings.memory_account && settings.notes.len() == 1, "{:?}", settings.notes);
         for words in [
@@ -198,6 +199,20 @@ mod tests {
             _ => panic!("not report"),
         };
         let both = header(true, true);
+        for name in ["/dev/stdout", "/dev/fd/1"] {
+            assert_eq!(run(&["-o", name, "--format=jsonl"], &both).unwrap().output, None, "{name}");
+        }
+        // A profile of slow requests; times of the day are the first ones after the beginning.
+        let slow = run(&["--slower-than=5ms", "--flamegraph=x.svg"], &both).unwrap();
+        assert_eq!((slow.filter.slower_than_ns, slow.notes), (Some(5_000_000), Vec::new()));
+        let begun = Header { begun_ns: 50_441_979_400_000, ..header(true, true) };
+        let from = |time: &str| match parsed(&["report", "x", "--from", time]) {
+            Subcommand::Report(args) => args.window(&begun).unwrap().from_ns.unwrap(),
+            _ => panic!("not report"),
+        };
+        assert_eq!(from("14:00:41.979Z"), 50_441_979_000_000);
+        assert_eq!(from("14:00:42Z"), 50_442_000_000_000);
+        assert_eq!(from("14:00:41Z"), 50_441_000_000_000 + 86_400_000_000_000);
         let bare = run(&[], &both).unwrap();
         assert!(!bare.reports.streams() && !bare.hottest && bare.gvl.is_some() && bare.notes.is_empty());
         let screen = bare.one_screen.unwrap();

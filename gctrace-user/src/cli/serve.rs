@@ -64,7 +64,7 @@ pub fn live(args: ServeArgs, own_pid: u32) -> Result<Settings, UsageError> {
         UsageError::Word(word) => UsageError::FileWithLive(word),
         error => error,
     })?;
-    let keep_ns = u64::try_from(keep.unwrap_or(DEFAULT_KEEP).as_nanos()).unwrap_or(u64::MAX);
+    let keep_ns = parse::nanos(keep.unwrap_or(DEFAULT_KEEP));
     let live = Live { listen, open, keep_ns, keep_bytes: keep_size.unwrap_or(DEFAULT_BYTES) };
     let mut notes = settings.notes;
     if settings.memory_account {
@@ -89,7 +89,7 @@ pub fn choose(header: &Header, asked: &Asked) -> Result<Window, String> {
     let Some(now_ns) = now_ns.filter(|_| window.from_ns.or(window.to_ns).is_none()) else {
         return Err(format!("last={text}: this is of pages of `gctrace serve --live`, without from and to"));
     };
-    let last_ns = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
+    let last_ns = parse::nanos(last);
     Ok(Window { from_ns: Some(now_ns.saturating_sub(last_ns)), ..window })
 }
 

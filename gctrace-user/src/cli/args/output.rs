@@ -5,6 +5,7 @@ use std::{num::NonZeroU64, path::PathBuf};
 use clap::Args as ClapArgs;
 
 use super::{DialectArg, FormatArg, RootArg, profile::ProfileArgs, report::ReportArgs};
+use crate::cli::parse;
 
 /// What to write, and where.
 #[derive(Debug, ClapArgs)]
@@ -14,7 +15,7 @@ pub struct OutputArgs {
     pub format: FormatArg,
 
     /// Write lines to this file instead of standard output. It is emptied first, and grows while the run goes on
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE", value_parser = parse::output())]
     pub output: Option<PathBuf>,
 
     /// How much of it.

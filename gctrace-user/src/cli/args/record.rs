@@ -37,7 +37,7 @@ pub struct RecordArgs {
 
     /// The recording; when its first part is written, it replaces a file of that name. `-`: standard output, e.g. for `ssh`. With --keep the beginning of
     /// the names of files
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE", value_parser = parse::output())]
     pub output: PathBuf,
 
     /// End the run when the recording has this size, e.g. 500MiB; what its end adds (sums of processes) comes on top
@@ -89,7 +89,8 @@ pub struct ReportFileArgs {
     #[arg(long, conflicts_with = "quiet")]
     pub lines: bool,
 
-    /// Begin here: a time after the beginning of the recording, e.g. 10s, or a date, e.g. 2026-11-23T14:00:00Z
+    /// Begin here: a time after the beginning of the recording, e.g. 10s, a time of the day in UTC as lines have it, e.g. 14:00:41.979Z, or
+    /// a date, e.g. 2026-11-23T14:00:00Z
     #[arg(long, value_name = "TIME", value_parser = parse::moment)]
     pub from: Option<Moment>,
 
@@ -139,6 +140,13 @@ pub(in crate::cli) fn part(
             header.begun_ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
         }
         Moment::At(epoch_ns) => u64::try_from(epoch_ns.saturating_sub(header.clock.offsets().0)).unwrap_or(0),
+        Moment::OfDay(ns) => {
+            const DAY_NS: i64 = 86_400_000_000_000;
+            // Lines have whole milliseconds: the first of them may seem to be earlier than the beginning.
+            const EARLY_NS: i64 = 1_000_000;
+            let after_ns = ns - header.clock.epoch_nanos(header.begun_ns) + EARLY_NS;
+            header.begun_ns.saturating_add_signed(after_ns.rem_euclid(DAY_NS) - EARLY_NS)
+        }
     };
     let (from_ns, to_ns) = (from.map(at), to.map(at));
     if let (Some(from_ns), Some(to_ns)) = (from_ns, to_ns)

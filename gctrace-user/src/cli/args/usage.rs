@@ -123,15 +123,22 @@ fn unknown_word(word: &str) -> String {
     if SUBCOMMANDS_OF_OTHERS.contains(&word) {
         return format!("there is no subcommand `{word}` (see gctrace --help)");
     }
-    let meant = Args::command()
-        .get_subcommands()
-        .map(|known| known.get_name().to_owned())
-        .find(|known| is_like(word, known));
+    let command = Args::command();
+    if let Some(sub) = command.find_subcommand(word) {
+        return comes_first(sub.get_name());
+    }
+    let meant =
+        command.get_subcommands().map(|known| known.get_name().to_owned()).find(|known| is_like(word, known));
     let meant = meant.map_or_else(String::new, |known| format!("`gctrace {known}`, "));
     format!(
         "`{word}` is neither a pid nor a subcommand; did you mean {meant}`--name {word}`, to trace the programs of that name, or \
          `-- {word}`, to start it?"
     )
+}
+
+/// The error for a subcommand behind a flag.
+pub(in crate::cli) fn comes_first(sub: &str) -> String {
+    format!("`{sub}` is a subcommand, which comes first, before any flag: gctrace {sub} …")
 }
 
 /// Whether a word is a prefix of a known one, or differs from it by one letter or by two swapped neighbours.
@@ -169,6 +176,7 @@ mod tests {
             let wanted = format!("did you mean `gctrace {meant}`, `--name {word}`, to trace");
             assert!(text.contains(&wanted), "{text}");
         }
+        assert_eq!(unknown_word("dump"), comes_first("dump"));
         for word in ["puma", "sidekiq", "t", "du", "collectors-of-others"] {
             let text = unknown_word(word);
             assert!(text.contains(&format!("did you mean `--name {word}`, to trace")), "{text}");

@@ -269,6 +269,26 @@ fn misses() -> Result<()> {
     let finished = Invocation::new(["doctor", "--no-cache", "/no/such/file"])?.run()?;
     expect_text(&finished, 2, &["/no/such/file", "No such file"])?;
 
+    for (flag, of) in [("--name", "no-such-program"), ("--unit", "no-such.service")] {
+        let finished = Invocation::new(["doctor", "--no-cache", flag, of])?.run()?;
+        let code = finished.status.code();
+        ensure!(code == Some(1) || code == Some(2), "{flag}: {finished:?}");
+        ensure!(finished.errors().is_empty() || !finished.errors().contains("unexpected"), "{finished:?}");
+        ensure!(finished.stdout.iter().any(|line| line.contains(&format!("{flag} {of}"))), "{finished:?}");
+    }
+    // By name, and by a pid without a flag; what is no Ruby in a group is nobody's question.
+    let named = live.path("named_for_doctor.rb");
+    fs::write(&named, "$stdout.puts 'up'; $stdout.flush; $stdin.gets")?;
+    let mut program = Guarded::start("ruby", Ruby::main()?.command()?.arg(&named))?;
+    program.wait_stdout(PATIENCE, "its start", |line| line == "up")?;
+    let pid = program.pid().to_string();
+    for args in [vec!["--name", "named_for_doctor"], vec![&*pid]] {
+        let diagnosis = diagnose(&cache(&live), args.clone())?;
+        let found: Vec<_> = diagnosis.processes.iter().map(|process| process["pid"].as_u64()).collect();
+        ensure!(found == [Some(program.pid().into())], "{args:?}: {diagnosis:?}");
+        ensure!(diagnosis.summary["misses"].as_array().is_some_and(Vec::is_empty), "{}", diagnosis.summary);
+    }
+
     let still = Still::start(|_| ())?;
     let diagnosis = diagnose(&cache(&live), ["--pid", &still.pid(), "--pid", &sleep])?;
     ensure!(diagnosis.processes.len() == 1 && diagnosis.processes[0]["works"] == true, "{diagnosis:?}");

@@ -9,6 +9,7 @@ use super::{
         heap::{HeapArgs, HeapByArg},
         malloc::MallocArgs,
     },
+    parse,
     reports::Format,
     settings::{differ, merged},
 };

@@ -173,6 +173,8 @@ pub enum Subject {
     Pid(u32),
     /// A file.
     File(PathBuf),
+    /// Running processes of a name, unit, cgroup or container, in the words of the flags.
+    Sought(String),
 }
 
 /// The kind of a file.

@@ -130,7 +130,19 @@ struct FeatureLine<'a> {
 struct Miss<'a> {
     pid: Option<u32>,
     file: Option<String>,
+    selection: Option<&'a str>,
     reason: &'a str,
+}
+
+impl<'a> Miss<'a> {
+    fn of(miss: &'a crate::discover::Miss) -> Self {
+        let of = Self { pid: None, file: None, selection: None, reason: &miss.reason };
+        match &miss.subject {
+            Subject::Pid(pid) => Self { pid: Some(*pid), ..of },
+            Subject::File(path) => Self { file: Some(path.to_string_lossy().into_owned()), ..of },
+            Subject::Sought(flags) => Self { selection: Some(flags), ..of },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -258,10 +270,6 @@ fn process<'a>(process: &'a ProcessReport, image: &'a ImageReport) -> Line<'a> {
 }
 
 fn summary(report: &Report) -> Line<'_> {
-    let miss = |miss: &'_ crate::discover::Miss| match &miss.subject {
-        Subject::Pid(pid) => (Some(*pid), None),
-        Subject::File(path) => (None, Some(path.to_string_lossy().into_owned())),
-    };
     let summary = &report.summary;
     Line::Summary {
         exit_status: summary.exit_status,
@@ -273,14 +281,7 @@ fn summary(report: &Report) -> Line<'_> {
         processes_working: summary.processes_working,
         processes_looked_at: summary.looked.at,
         processes_denied: summary.looked.denied,
-        misses: report
-            .misses
-            .iter()
-            .map(|found| {
-                let (pid, file) = miss(found);
-                Miss { pid, file, reason: &found.reason }
-            })
-            .collect(),
+        misses: report.misses.iter().map(Miss::of).collect(),
         denied: report
             .denied
             .iter()

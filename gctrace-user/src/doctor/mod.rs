@@ -7,6 +7,7 @@ mod host;
 mod jsonl;
 pub mod report;
 mod ruby;
+mod sought;
 mod text;
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
@@ -22,7 +23,10 @@ use crate::{
     preflight, terminal,
 };
 
-use self::report::{Looked, Report, Summary};
+use self::{
+    report::{Looked, Report, Summary},
+    sought::Sought,
+};
 pub use text::Style;
 
 /// Examines the host and its Rubies, prints the report, and returns the exit status.
@@ -51,8 +55,9 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
     preflight::raise_open_files();
     console::starting("loading all BPF programs to see whether this kernel accepts them");
     let kernel = bpf::check(mounted, mappings::own_code(), true);
+    let sought = Sought::of(&settings.selection);
     let subjects = Subjects {
-        selection: settings.selection.clone(),
+        selection: sought.with_named(&settings.selection),
         files: settings.files.clone(),
         abilities: Abilities {
             // An ability that could not be tested, for lack of privilege or of /sys, is assumed to exist.
@@ -62,7 +67,8 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
         debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
     };
     console::starting("looking for Ruby processes and installed Rubies");
-    let survey = discover::survey(&subjects, cache);
+    let mut survey = discover::survey(&subjects, cache);
+    sought.judge(&settings.selection, &mut survey);
     console::end_progress();
     let host = host::examine(&tracefs, &kernel, cache.path());
     let (images, processes) = ruby::examine(&survey, subjects.abilities);

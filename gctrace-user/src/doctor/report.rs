@@ -357,6 +357,7 @@ pub(super) fn subject(subject: &Subject) -> String {
     match subject {
         Subject::Pid(pid) => format!("pid {pid}"),
         Subject::File(path) => path.display().to_string(),
+        Subject::Sought(flags) => flags.clone(),
     }
 }
 

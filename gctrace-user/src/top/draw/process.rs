@@ -224,7 +224,7 @@ fn blocked_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
     };
     let mut lines = vec![line(["TIME", "WAITS", "MAX", "WAITED", "FOR", "WHERE"])];
     for (pair, waited) in &detail.blocked {
-        let holder = pair.holder.as_ref().map_or_else(|| "(not seen)".to_owned(), who);
+        let holder = pair.holder.as_ref().map_or_else(|| "an unknown thread".to_owned(), who);
         let (waits, place) = (count(waited.count as f64), pair.place.as_deref().unwrap_or("-"));
         let (total, max) = (time(waited.ns), time(waited.max_ns));
         lines.push(line([&total, &waits, &max, &who(&pair.waiter), &holder, place]));

@@ -22,7 +22,7 @@ use crate::{
         units::{Facts, Sealed, UnitKey},
     },
     bpf::RequestReader,
-    clock::monotonic_ns,
+    clock::{WallClock, monotonic_ns},
     console::say,
     decode::{self, Event},
     host::origin,
@@ -216,10 +216,11 @@ impl Pipeline {
         let tail = event.tail.get(..event.tail_len as usize).unwrap_or_default();
         let fetched = job::fetched(&job::Reply { head, before, tail, total: event.total });
         let traced = self.traced.get(&pid).filter(|_| is_traced);
-        let (Some(traced), Some(fetched)) = (traced, fetched) else {
+        let (Some(traced), Some(mut fetched)) = (traced, fetched) else {
             self.request_counts.requests_refused += 1;
             return;
         };
+        fetched.job.taken_at(WallClock::measure().epoch_nanos(begin_ns));
         let trace = match fetched.trace {
             JobTrace::Known(trace) => Some(trace),
             JobTrace::Absent => None,

@@ -96,6 +96,7 @@ pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
             queue: word(&key[at + 6..]),
             jid: members.jid.known().and_then(text).and_then(word),
             enqueued_us: members.enqueued_at.known().and_then(microseconds),
+            latency_ns: None,
         },
     })
 }
@@ -360,6 +361,23 @@ mod tests {
         super::fetched(&Reply { head, before: &[], tail, total })
     }
 
+    /// The latency is that of the two clocks, and unknown where they disagree.
+    #[test]
+    fn latency() {
+        let job = |enqueued_us| Job { enqueued_us, ..Job::default() };
+        for (enqueued_us, epoch_ns, latency_ns) in [
+            (Some(5_000_000), 5_250_000_001, Some(250_000_001)),
+            (Some(5_000_000), 5_000_000_000, Some(0)),
+            (Some(5_000_000), 4_999_999_999, None),
+            (Some(u64::MAX), 5_000_000_000, None),
+            (None, 5_000_000_000, None),
+        ] {
+            let mut job = job(enqueued_us);
+            job.taken_at(epoch_ns);
+            assert_eq!(job.latency_ns, latency_ns, "{enqueued_us:?} {epoch_ns}");
+        }
+    }
+
     /// Parses a reply as Redis sends it and the kernel's program cuts it.
     fn read(key: &str, json: &str) -> Option<Fetched> {
         let reply = format!("*2\r\n${}\r\n{key}\r\n${}\r\n{json}\r\n", key.len(), json.len());
@@ -385,6 +403,7 @@ mod tests {
                 queue: Some("default".to_owned()),
                 jid: Some("53a466413ce266648291135b".to_owned()),
                 enqueued_us: Some(1_795_460_659_798_264),
+                latency_ns: None,
             },
         }
     }

@@ -56,7 +56,7 @@ pub struct GroupSummary {
     pub times: Distribution,
     /// Sum of the durations, nanoseconds.
     pub ns: u64,
-    /// How long they had waited for a thread, as far as that is known.
+    /// How long they had waited for a thread, jobs since they were enqueued, as far as that is known.
     pub queues: Distribution,
     /// GC pauses of their own threads.
     pub own: Part,
@@ -147,7 +147,8 @@ impl GroupSummary {
         self.alloc.add(request.alloc.unwrap_or_default());
         self.alloc_known += u64::from(request.alloc.is_some());
         self.handlers.add(request.handler.as_ref());
-        if let Some(ns) = request.queue_ns {
+        let latency_ns = || request.job.as_ref().and_then(|job| job.latency_ns);
+        if let Some(ns) = request.queue_ns.or_else(latency_ns) {
             self.queues.add(ns);
         }
         if let Some(ns) = request.duration_ns() {

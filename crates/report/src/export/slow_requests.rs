@@ -174,6 +174,15 @@ impl<W: Write> SlowRequests<W> {
         let first = request.first_byte_ns;
         let first = first.map_or_else(String::new, |ns| format!("; first byte after {}", duration(ns)));
         writeln!(out, "  {} (pid {pid}, thread {}){queue}{first}", clip(&next.program, 24), request.tid)?;
+        if let Some(job) = &request.job {
+            let queue = job.queue.as_ref().map(|queue| format!("queue {}", clip(queue, 30)));
+            let jid = job.jid.as_ref().map(|jid| format!("job {}", clip(jid, 24)));
+            let latency = job.latency_ns.map(|ns| format!("enqueued {} before", duration(ns)));
+            let parts: Vec<String> = queue.into_iter().chain(jid).chain(latency).collect();
+            if !parts.is_empty() {
+                writeln!(out, "  {}", parts.join(", "))?;
+            }
+        }
         if let Some(handler) = &request.handler {
             writeln!(out, "  handled by {}", place(handler))?;
         }

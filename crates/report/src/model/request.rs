@@ -132,6 +132,18 @@ pub struct Job {
     pub jid: Option<String>,
     /// When it was enqueued, by the clock of the process that enqueued it: microseconds since the epoch.
     pub enqueued_us: Option<u64>,
+    /// From then until a thread took it, nanoseconds, by two clocks: that of the process that enqueued it, and that of this host when it was taken.
+    /// `None`: unknown, or the clocks disagree by more than the latency.
+    pub latency_ns: Option<u64>,
+}
+
+impl Job {
+    /// Sets the latency of a job that was taken at this time, epoch nanoseconds.
+    pub fn taken_at(&mut self, epoch_ns: i64) {
+        let enqueued_ns = self.enqueued_us.and_then(|us| i64::try_from(us).ok()?.checked_mul(1000));
+        self.latency_ns =
+            enqueued_ns.and_then(|enqueued_ns| u64::try_from(epoch_ns.checked_sub(enqueued_ns)?).ok());
+    }
 }
 
 /// GC pauses and their time.

@@ -128,15 +128,17 @@ struct JobPart<'a> {
     jid: Option<&'a str>,
     /// Epoch seconds.
     enqueued_at: Option<f64>,
+    latency_ns: Option<u64>,
 }
 
 impl<'a> JobPart<'a> {
     fn of(job: &'a Job) -> Self {
-        let Job { queue, jid, enqueued_us } = job;
+        let Job { queue, jid, enqueued_us, latency_ns } = job;
         Self {
             queue: queue.as_deref(),
             jid: jid.as_deref(),
             enqueued_at: enqueued_us.map(|us| us as f64 / 1e6),
+            latency_ns: *latency_ns,
         }
     }
 }

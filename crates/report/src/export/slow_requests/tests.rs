@@ -8,7 +8,7 @@ use crate::{
     model::{
         GcState, Pause,
         gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlSplit, GvlTaskTimes, GvlWho},
-        request::{Allocated, PageFaults, RequestMemory},
+        request::{Allocated, Job, PageFaults, RequestMemory},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
     },
 };
@@ -251,6 +251,21 @@ fn empty() {
   GC: none in this thread; none in others
 1 of 2 requests took 500.0ms or longer";
     assert_eq!(text(&web(false), 500, &seen), expected);
+}
+
+/// A job has its queue, its id, and how long it had waited.
+#[test]
+fn jobs() {
+    let job = Job {
+        queue: Some("low".into()),
+        jid: Some("9d\n2f".into()),
+        enqueued_us: Some(1),
+        latency_ns: Some(3200 * MS),
+    };
+    let slow =
+        Request { job: Some(job), queue_ns: None, first_byte_ns: None, ..request(5, 1000, 600, (0, 0)) };
+    let text = text(&web(false), 500, &[Seen::Request(&slow)]);
+    assert!(text.contains("\n  queue low, job 9d\\n2f, enqueued 3.20s before\n"), "{text}");
 }
 
 /// Samples of the request's thread show where it was, on a CPU and off it; those of other requests and of none do not count.

@@ -525,7 +525,7 @@ impl Visit for Scrubber {
     }
 
     fn job(&mut self, job: &mut request::Job) {
-        let request::Job { queue, jid, enqueued_us: _ } = job;
+        let request::Job { queue, jid, enqueued_us: _, latency_ns: _ } = job;
         if let Some(queue) = queue {
             self.text(Kind::Endpoints, "queue", queue);
         }

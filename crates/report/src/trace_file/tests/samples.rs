@@ -313,7 +313,12 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
             ..request.clone()
         }),
     );
-    let job = Job { queue: Some("low".to_owned()), jid: Some("1f".to_owned()), enqueued_us: Some(17) };
+    let job = Job {
+        queue: Some("low".to_owned()),
+        jid: Some("1f".to_owned()),
+        enqueued_us: Some(17),
+        latency_ns: Some(19),
+    };
     for job in [job, Job::default()] {
         let trace = request.trace.map(|trace| Trace { origin: TraceOrigin::Job, ..trace });
         see(&process, Seen::Request(&Request { job: Some(job), trace, ..request.clone() }));

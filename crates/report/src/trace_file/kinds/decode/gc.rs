@@ -124,6 +124,7 @@ impl Tables {
             job_queue_text,
             jid,
             enqueued_us,
+            latency_ns,
             gc_begin,
             gc_end,
             handler_stack,
@@ -181,7 +182,7 @@ impl Tables {
             },
             handler,
             job: match job {
-                1 => Some(Job { queue: self.optional(job_queue_text)?, jid, enqueued_us }),
+                1 => Some(Job { queue: self.optional(job_queue_text)?, jid, enqueued_us, latency_ns }),
                 _ => None,
             },
             is_run: match job {

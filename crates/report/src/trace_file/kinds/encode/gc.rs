@@ -133,6 +133,7 @@ impl Filling {
             job_queue_text: self.optional(of_job.and_then(|job| job.queue.as_deref())),
             jid: of_job.and_then(|job| job.jid.clone()),
             enqueued_us: of_job.and_then(|job| job.enqueued_us),
+            latency_ns: of_job.and_then(|job| job.latency_ns),
             gc_begin: gc_states.map(|states| self.state(&states.begin)),
             gc_end: gc_states.map(|states| self.state(&states.end)),
             handler_stack: handler.as_ref().map(|frame| self.stack(&[Arc::clone(frame)].into())),

@@ -210,6 +210,8 @@ pub(in crate::trace_file) struct Request {
     pub major_faults: Option<u64>,
     #[prost(sint64, optional, tag = "36")]
     pub rss_growth: Option<i64>,
+    #[prost(uint64, optional, tag = "37")]
+    pub latency_ns: Option<u64>,
 }
 
 /// The trace of a request.

@@ -71,6 +71,8 @@ pub(in crate::export) enum Outcome<A> {
     Accepted(A),
     /// The peer accepts only smaller items.
     TooLarge,
+    /// The peer closed the connection while it was sent a large item, perhaps because of its size.
+    CutOff(Reason),
     /// The peer will never accept it.
     Refused(Reason),
     /// The peer is reachable, but does not accept it now. The duration is the minimum delay before a retry, if the peer gives one.
@@ -85,6 +87,7 @@ impl<A> Outcome<A> {
         match self {
             Self::Accepted(answer) => Outcome::Accepted(of(answer)),
             Self::TooLarge => Outcome::TooLarge,
+            Self::CutOff(reason) => Outcome::CutOff(reason),
             Self::Refused(reason) => Outcome::Refused(reason),
             Self::Again(reason, after) => Outcome::Again(reason, after),
             Self::Unreachable(reason) => Outcome::Unreachable(reason),
@@ -455,7 +458,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
                 });
                 return true;
             }
-            Outcome::TooLarge if self.backlog.halve() => {
+            Outcome::TooLarge | Outcome::CutOff(_) if self.backlog.halve() => {
                 let mut counts = lock(&self.counts);
                 counts.made += 1;
                 counts.waiting += 1;
@@ -472,7 +475,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
                 return true;
             }
             Outcome::Again(reason, after) => (reason, after, true),
-            Outcome::Unreachable(reason) => (reason, None, false),
+            Outcome::CutOff(reason) | Outcome::Unreachable(reason) => (reason, None, false),
         };
         self.notices.because(&format!("{url}: a {job} is tried again"), &reason);
         let doubled = 2_u32.saturating_pow(self.failures.min(16));

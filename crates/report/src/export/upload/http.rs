@@ -1,7 +1,7 @@
 //! Requests over HTTP/1.1.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{self, Read as _, Write as _},
     time::{Duration, SystemTime},
 };
 
@@ -18,6 +18,11 @@ use crate::tls;
 
 /// Maximum bytes read of a response; a longer one is cut off.
 const MAX_ANSWER: u64 = 64 << 10;
+/// A connection that breaks during a larger request may be the receiver's answer to its size.
+const LARGE: usize = 256 << 10;
+/// What Go's `http.MaxBytesReader` says. The OpenTelemetry Collector answers 400 with it, in a `google.rpc.Status`
+/// (receiver/otlpreceiver/otlphttp.go, `readAndCloseBody`).
+const TOO_LARGE: &[u8] = b"http: request body too large";
 
 /// A server.
 pub(super) struct Server {
@@ -43,7 +48,11 @@ impl Server {
         }
         let mut response = match request.send(body) {
             Ok(response) => response,
-            Err(error) => return Outcome::Unreachable(Reason::new(&tls::failed(&self.url, &error))),
+            Err(error) => {
+                let reason = Reason::new(&tls::failed(&self.url, &error));
+                let cut_off = body.len() > LARGE && is_cut_off(&error);
+                return if cut_off { Outcome::CutOff(reason) } else { Outcome::Unreachable(reason) };
+            }
         };
         let after = retry_after(response.headers());
         let answer = read_answer(response.body_mut(), MAX_ANSWER);
@@ -60,12 +69,20 @@ pub(in crate::export) fn read_answer(body: &mut ureq::Body, most: u64) -> Vec<u8
     answer
 }
 
+/// Whether the receiver closed the connection before it had read the whole request. If it answered first, the answer is lost: a reset discards
+/// what has not been read yet.
+fn is_cut_off(error: &ureq::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(error, ureq::Error::Io(error) if matches!(error.kind(), BrokenPipe | ConnectionReset | ConnectionAborted))
+}
+
 /// The meaning of a response (OTLP specification, "OTLP/HTTP Response").
 fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome<Bytes> {
     let reason = || Reason::quoting(&format!("answered {code}"), &String::from_utf8_lossy(&answer));
     match code {
         200..=299 => Outcome::Accepted(answer.into()),
         413 => Outcome::TooLarge,
+        400 if answer.windows(TOO_LARGE.len()).any(|text| text == TOO_LARGE) => Outcome::TooLarge,
         429 | 502..=504 => Outcome::Again(reason(), after),
         _ => Outcome::Refused(reason()),
     }
@@ -155,11 +172,36 @@ mod tests {
         assert_eq!(reason.to_string(), "answered 400 (yyy)");
     }
 
+    /// A receiver that closes the connection within a large request may have answered that it is too large, and one that breaks off within a small
+    /// one has not.
+    #[test]
+    fn broken_off() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = Server::new(&url, HeaderMap::new());
+        let post = |size: usize| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut peer, _) = listener.accept().unwrap();
+                    // It has read a part only: the rest makes the kernel reset the connection when it is closed.
+                    peer.read_exact(&mut [0; 16]).unwrap();
+                });
+                server.post("/", "text/plain", &vec![b'x'; size])
+            })
+        };
+        let large = post(64 << 20);
+        assert!(matches!(large, Outcome::CutOff(_)), "{large:?}");
+        let small = post(1000);
+        assert!(matches!(small, Outcome::Unreachable(_)), "{small:?}");
+    }
+
     /// Only what OTLP calls retryable is retried.
     #[test]
     fn meanings() {
         assert_eq!(meaning(200, b"x".to_vec(), None), Outcome::Accepted(b"x".as_slice().into()));
         assert_eq!(meaning(413, Vec::new(), None), Outcome::TooLarge);
+        let status = b"\x08\x03\x12\x1chttp: request body too large".to_vec();
+        assert_eq!(meaning(400, status, None), Outcome::TooLarge, "the OpenTelemetry Collector");
         for code in [429, 502, 503, 504] {
             let after = Some(Duration::from_secs(3));
             assert!(

@@ -281,6 +281,9 @@ fn accounted() {
     let (got, counts) = run(Failing::Drop(2), &[8, 5, 1], small);
     assert_eq!(got, [8, 4, 2, 2, 4, 2, 2, 5, 1]);
     assert_eq!((counts.made, counts.sent, counts.refused), (6, 5, 1));
+    let cut = |job| if job > 2 { Outcome::CutOff(Reason::new("broken pipe")) } else { ACCEPTED };
+    let (got, counts) = run(Failing::Drop(2), &[4, 5, 1], cut);
+    assert_eq!((&got[..3], counts.made, counts.sent, counts.dropped), (&[4, 2, 2][..], 4, 3, 1), "{got:?}");
     let (_, counts) = run(Failing::Drop(2), &[u32::MAX, 1], |_| ACCEPTED);
     assert_eq!((counts.made, counts.sent, counts.dropped), (2, 1, 1));
     assert_eq!(run(Failing::Drop(2), &[], |_| ACCEPTED).1, Counts::default());

@@ -191,7 +191,7 @@ impl<'a> Builder<'a> {
             functions: Table::new(Function::default()),
             attributes: Table::new(Attribute::default()),
             stacks: Table::new(Stack::default()),
-            links: Table::new(Link { trace_id: vec![0; 16], span_id: vec![0; 8] }),
+            links: Table::new(Link::default()),
             of_frame: HashMap::new(),
         }
     }
@@ -477,6 +477,7 @@ pub(super) mod tests {
     pub(in crate::export) fn read(sent: &[u8]) -> Vec<Sent> {
         let sent = ExportProfilesServiceRequest::decode(sent).unwrap();
         let tables = sent.dictionary.unwrap();
+        assert_eq!(tables.link_table[0], Link::default(), "the zero value");
         let text = |at: i32| tables.string_table[at as usize].clone();
         let of_sample = |sample: &Sample| {
             let leaf = tables.stack_table[sample.stack_index as usize].location_indices[0];

@@ -478,6 +478,7 @@ fn pushed_series(live: &Live, pushes: &[Push]) -> Result<Vec<(String, Profile)>>
             let name = of("__name__").context("no name")?.to_owned();
             ensure!(name == "memory" || name == "process_cpu", "{labels:?}");
             ensure!(of("service_name") == Some("shop"), "{labels:?}");
+            ensure!(of("__delta__") == Some("false"), "values of the window are no totals: {labels:?}");
             for sample in fields(series, 2)? {
                 let file = live.path(&format!("{at}.pb.gz"));
                 std::fs::write(&file, fields(sample, 1)?.concat())?;

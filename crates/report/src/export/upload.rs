@@ -43,7 +43,11 @@ pub(super) trait Payload: Send {
     fn content_type(&self) -> &'static str;
     /// Its bytes; empty if there is nothing to send after all.
     fn encode(&self) -> Vec<u8>;
-    /// The payload as two smaller ones, if it can be split: for servers that reject it as too large.
+    /// Whether servers usually reject it as too large: it is split before it is sent. Called after [`Payload::encode`].
+    fn is_too_large(&self) -> bool {
+        false
+    }
+    /// The payload as two smaller ones, if it can be split: for servers that reject it as too large. Called after [`Payload::encode`].
     fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
         None
     }

@@ -33,8 +33,8 @@ use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
         recording::{
-            AllocCount, AllocKey, EndpointIndex, GvlFacts, HoldKey, PauseKey, PauseSum, ProcessFacts,
-            ProcessIndex, Recording, SampleKey, SampleSum, Thread, TraceIndex, WaitKey, reason_text,
+            AllocKey, EndpointIndex, GvlFacts, HoldKey, PauseKey, PauseSum, ProcessFacts, ProcessIndex,
+            Recording, SampleKey, SampleSum, Thread, TraceIndex, WaitKey, reason_text,
         },
     },
     model::{
@@ -47,8 +47,11 @@ use crate::{
 mod head;
 pub(super) mod malloc;
 pub(super) mod proto;
+mod sums;
 
 pub(in crate::export) use head::{Allocation, Head, Labels};
+pub(in crate::export) use sums::Part;
+use sums::{Merged, Sums};
 
 /// Number of samples written in one piece.
 const PIECE: usize = 1024;
@@ -81,57 +84,69 @@ pub(in crate::export) fn write(
     wanted: &dyn Fn(ProcessIndex) -> bool,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let mut out = GzEncoder::new(out, Compression::default());
-    let mut builder = Builder::new(recording, head, wanted);
-    out.write_all(&builder.head(head).encode_to_vec())?;
-    let is_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
-    let of_wanted = |thread: u32| head.alloc != Allocation::Only && is_wanted(thread);
+    write_part(recording, head, wanted, Part::WHOLE, out).map(drop)
+}
 
-    let mut samples: Vec<(&SampleKey, &SampleSum)> =
-        recording.samples.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
-    samples.sort_unstable_by_key(|(key, _)| **key);
-    for piece in samples.chunks(PIECE) {
-        let sample = piece.iter().map(|(key, sum)| builder.sample(key, sum)).collect();
-        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+/// Writes a part of the data of the wanted processes: a profile of its own, with all that its samples refer to.
+pub(in crate::export) fn write_part(
+    recording: &Recording,
+    head: &Head,
+    wanted: &dyn Fn(ProcessIndex) -> bool,
+    part: Part,
+    out: &mut dyn Write,
+) -> io::Result<Size> {
+    let mut out = Pieces { out: GzEncoder::new(out, Compression::default()), size: Size::default() };
+    let mut builder = Builder::new(recording, head, wanted);
+    out.put(&builder.head(head))?;
+    let merged = (head.labels == Labels::OfSeries).then(|| Merged::of(recording, head, wanted));
+    let sums = merged.as_ref().map_or_else(|| Sums::of(recording, head, wanted), Sums::merged);
+    for piece in part.of(&sums.samples).chunks(PIECE) {
+        out.samples(piece.iter().map(|(key, sum)| builder.sample(key, sum)).collect())?;
     }
-    let mut pauses: Vec<(&PauseKey, &PauseSum)> =
-        recording.pauses.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
-    pauses.sort_unstable_by_key(|(key, _)| *key);
-    for piece in pauses.chunks(PIECE) {
-        let sample = piece.iter().map(|(key, sum)| builder.pause(key, sum)).collect();
-        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    for piece in part.of(&sums.pauses).chunks(PIECE) {
+        out.samples(piece.iter().map(|(key, sum)| builder.pause(key, sum)).collect())?;
     }
-    let mut waits: Vec<(&WaitKey, &GvlTimes)> =
-        recording.gvl_waits.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
-    waits.sort_unstable_by_key(|(key, _)| **key);
-    for piece in waits.chunks(PIECE) {
-        let sample = piece.iter().map(|(key, times)| builder.gvl_wait(key, times)).collect();
-        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    for piece in part.of(&sums.waits).chunks(PIECE) {
+        out.samples(piece.iter().map(|(key, times)| builder.gvl_wait(key, times)).collect())?;
     }
-    let mut holds: Vec<(&HoldKey, &GvlTimes)> =
-        recording.gvl_holds.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
-    holds.sort_unstable_by_key(|(key, _)| **key);
-    for piece in holds.chunks(PIECE) {
-        let sample = piece.iter().map(|(key, times)| builder.gvl_hold(**key, times)).collect();
-        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    for piece in part.of(&sums.holds).chunks(PIECE) {
+        out.samples(piece.iter().map(|(key, times)| builder.gvl_hold(**key, times)).collect())?;
     }
-    let shows_alloc = head.alloc != Allocation::None;
-    let mut allocs: Vec<(&AllocKey, &AllocCount)> =
-        recording.allocs.iter().filter(|(key, _)| shows_alloc && is_wanted(key.thread)).collect();
-    allocs.sort_unstable_by_key(|(key, _)| **key);
-    for piece in allocs.chunks(PIECE) {
-        let sample = piece.iter().map(|(key, sum)| builder.alloc(key, sum)).collect();
-        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    for piece in part.of(&sums.allocs).chunks(PIECE) {
+        out.samples(piece.iter().map(|(key, amount)| builder.alloc(key, *amount)).collect())?;
     }
-    let mut threads: Vec<_> =
-        recording.gvl_threads.iter().filter(|(_, facts)| of_wanted(facts.thread)).collect();
-    threads.sort_unstable_by_key(|(key, _)| **key);
-    for piece in threads.chunks(PIECE) {
-        let sample = piece.iter().flat_map(|(_, facts)| builder.gvl_thread(facts)).collect();
-        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    for piece in part.of(&sums.threads).chunks(PIECE) {
+        out.samples(piece.iter().flat_map(|(_, facts)| builder.gvl_thread(facts)).collect())?;
     }
-    out.write_all(&builder.tables().encode_to_vec())?;
-    out.finish()?.flush()
+    out.put(&builder.tables())?;
+    out.out.finish()?.flush()?;
+    Ok(out.size)
+}
+
+/// Number of samples of a profile, and its length before it is compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::export) struct Size {
+    pub(in crate::export) samples: usize,
+    pub(in crate::export) bytes: usize,
+}
+
+/// A profile that is written in pieces.
+struct Pieces<W: Write> {
+    out: GzEncoder<W>,
+    size: Size,
+}
+
+impl<W: Write> Pieces<W> {
+    fn put(&mut self, piece: &proto::Profile) -> io::Result<()> {
+        let bytes = piece.encode_to_vec();
+        self.size.samples += piece.sample.len();
+        self.size.bytes += bytes.len();
+        self.out.write_all(&bytes)
+    }
+
+    fn samples(&mut self, sample: Vec<proto::Sample>) -> io::Result<()> {
+        self.put(&proto::Profile { sample, ..proto::Profile::default() })
+    }
 }
 
 /// What the profile is about: the service that its processes belong to.
@@ -354,14 +369,14 @@ impl<'a> Builder<'a> {
         proto::Sample { location_id, value, label }
     }
 
-    /// Slots that were handed out, under the stack that represents them.
-    fn alloc(&mut self, key: &AllocKey, sum: &AllocCount) -> proto::Sample {
+    /// Slots that were handed out, and their bytes, under the stack that represents them.
+    fn alloc(&mut self, key: &AllocKey, (slots, bytes): (u64, u64)) -> proto::Sample {
         let (thread, process) = self.recording.thread_facts(key.thread);
         let mut label = self.who(thread, process);
         label.extend(self.detail("slot size", &key.slot_size.to_string()));
         label.extend(self.endpoint(key.endpoint));
         label.extend(self.trace(key.trace));
-        let value = self.values([0, 0, 0, 0, 0, 0, 0, 0, sum.slots, key.bytes(sum.slots)]);
+        let value = self.values([0, 0, 0, 0, 0, 0, 0, 0, slots, bytes]);
         proto::Sample { location_id: self.path(process, key.node), value, label }
     }
 

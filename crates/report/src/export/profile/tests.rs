@@ -26,6 +26,7 @@ mod malloc;
 mod paths;
 mod perfetto;
 mod pprof;
+mod pyroscope;
 mod requests;
 mod speedscope;
 

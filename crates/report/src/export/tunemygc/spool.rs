@@ -188,7 +188,7 @@ impl Backlog for Spool {
     }
 
     fn take_gone(&mut self) -> Gone {
-        Gone { dropped: std::mem::take(&mut self.gone), empty: 0 }
+        Gone { dropped: std::mem::take(&mut self.gone), ..Gone::default() }
     }
 
     fn keeps_in(&self) -> Option<String> {

@@ -41,19 +41,21 @@ pub(in crate::export) trait Backlog: Send + 'static {
     fn halve(&mut self) -> bool;
     /// Number of queued jobs.
     fn len(&self) -> usize;
-    /// What was removed without being sent since the last call.
+    /// What was removed without being sent, or split, since the last call.
     fn take_gone(&mut self) -> Gone;
     /// Where jobs remain queued after the end, for messages; `None` if they are lost with the process.
     fn keeps_in(&self) -> Option<String>;
 }
 
-/// Counts of jobs that a [`Backlog`] removed by itself.
+/// Counts of jobs that a [`Backlog`] removed or split by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::export) struct Gone {
     /// Dropped: no space, or unreadable.
     pub(in crate::export) dropped: u64,
     /// Nothing to send after all.
     pub(in crate::export) empty: u64,
+    /// Split in two.
+    pub(in crate::export) split: u64,
 }
 
 /// Sends one item.
@@ -218,6 +220,7 @@ impl<J: Send + 'static> Engine<J> {
             failures: 0,
             next: Instant::now(),
             asked: None,
+            chances: 0,
         };
         let thread = std::thread::Builder::new().name(policy.thread.to_owned()).spawn(move || {
             worker.run(&jobs);
@@ -336,6 +339,8 @@ struct Worker<B, P> {
     next: Instant,
     /// The time until which the peer asked for no further attempt.
     asked: Option<Instant>,
+    /// Attempts that jobs have gained by being split.
+    chances: usize,
 }
 
 impl<B: Backlog, P: Peer<B>> Worker<B, P> {
@@ -357,13 +362,13 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         // Tracing has ended: every job gets one more attempt, without a pause unless the peer asked for one.
         let end = Instant::now() + self.policy.finish;
         let mut chances = self.backlog.len();
+        self.chances = 0;
         while chances > 0 && self.backlog.len() > 0 && self.may_go_on(end) {
-            let before = self.backlog.len();
             if !self.attempt(true) {
                 break;
             }
             // Each of two halves has its own attempt.
-            chances = chances - 1 + 2 * self.backlog.len().saturating_sub(before);
+            chances = chances - 1 + std::mem::take(&mut self.chances);
         }
         if !self.given_up.load(Ordering::Relaxed) {
             self.notices.finish();
@@ -408,8 +413,11 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
 
     /// Counts the jobs that the backlog removed as finished.
     fn count_gone(&mut self) {
-        let Gone { dropped, empty } = self.backlog.take_gone();
+        let Gone { dropped, empty, split } = self.backlog.take_gone();
+        self.chances += split as usize;
         let mut counts = lock(&self.counts);
+        counts.made += split;
+        counts.waiting += split;
         counts.waiting -= dropped + empty;
         counts.dropped += dropped;
         counts.empty += empty;
@@ -459,6 +467,8 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
                 return true;
             }
             Outcome::TooLarge | Outcome::CutOff(_) if self.backlog.halve() => {
+                // The attempt that this was is not one of its halves'.
+                self.chances += 2;
                 let mut counts = lock(&self.counts);
                 counts.made += 1;
                 counts.waiting += 1;

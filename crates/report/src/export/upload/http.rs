@@ -20,9 +20,13 @@ use crate::tls;
 const MAX_ANSWER: u64 = 64 << 10;
 /// A connection that breaks during a larger request may be the receiver's answer to its size.
 const LARGE: usize = 256 << 10;
-/// What Go's `http.MaxBytesReader` says. The OpenTelemetry Collector answers 400 with it, in a `google.rpc.Status`
-/// (receiver/otlpreceiver/otlphttp.go, `readAndCloseBody`).
-const TOO_LARGE: &[u8] = b"http: request body too large";
+/// What an answer of 400 says if the request is too large: Go's `http.MaxBytesReader`, in a `google.rpc.Status` of the OpenTelemetry Collector
+/// (receiver/otlpreceiver/otlphttp.go, `readAndCloseBody`), and Grafana Pyroscope (pkg/validation/validate.go, `ValidateProfile`).
+const TOO_LARGE: [&str; 3] = [
+    "http: request body too large",
+    "exceeds the size limit (max_profile_size_byte,",
+    "exceeds the samples count limit (max_profile_stacktrace_samples,",
+];
 
 /// A server.
 pub(super) struct Server {
@@ -78,14 +82,31 @@ fn is_cut_off(error: &ureq::Error) -> bool {
 
 /// The meaning of a response (OTLP specification, "OTLP/HTTP Response").
 fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome<Bytes> {
-    let reason = || Reason::quoting(&format!("answered {code}"), &String::from_utf8_lossy(&answer));
+    let text = String::from_utf8_lossy(&answer);
+    let reason = || Reason::quoting(&format!("answered {code}"), &text);
     match code {
         200..=299 => Outcome::Accepted(answer.into()),
         413 => Outcome::TooLarge,
-        400 if answer.windows(TOO_LARGE.len()).any(|text| text == TOO_LARGE) => Outcome::TooLarge,
+        400 if TOO_LARGE.iter().any(|why| text.contains(why)) => Outcome::TooLarge,
+        429 if is_beyond_rate(&text).unwrap_or(false) => Outcome::TooLarge,
         429 | 502..=504 => Outcome::Again(reason(), after),
         _ => Outcome::Refused(reason()),
     }
+}
+
+/// Whether a request is larger than what Grafana Pyroscope accepts in a second, from its answer (pkg/distributor/distributor.go, `rateLimit`): it
+/// would be refused again.
+fn is_beyond_rate(answer: &str) -> Option<bool> {
+    let (_, rate) = answer.split_once("push rate limit (")?;
+    let (rate, size) = rate.split_once(") exceeded while adding ")?;
+    Some(bytes(size)? > bytes(rate)?)
+}
+
+/// The size at the start of a text as `humanize.IBytes` of Go writes it: `4.0 MiB`.
+fn bytes(text: &str) -> Option<f64> {
+    let (number, unit) = text.split_once(' ')?;
+    let power = ["B", "KiB", "MiB", "GiB", "TiB"].iter().position(|known| unit.starts_with(known))?;
+    Some(number.parse::<f64>().ok()? * 1024_f64.powi(power as i32))
 }
 
 /// `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date, which is compared with the peer's own clock if its
@@ -202,6 +223,30 @@ mod tests {
         assert_eq!(meaning(413, Vec::new(), None), Outcome::TooLarge);
         let status = b"\x08\x03\x12\x1chttp: request body too large".to_vec();
         assert_eq!(meaning(400, status, None), Outcome::TooLarge, "the OpenTelemetry Collector");
+        let invalid = |what: &str| {
+            let text =
+                format!("{{\"code\":\"invalid_argument\",\"message\":\"the profile with labels '{{}}' {what})\"}}");
+            meaning(400, text.into_bytes(), None)
+        };
+        for what in [
+            "exceeds the size limit (max_profile_size_byte, actual: 5000000, limit: 4194304",
+            "exceeds the samples count limit (max_profile_stacktrace_samples, actual: 16001, limit: 16000",
+        ] {
+            assert_eq!(invalid(what), Outcome::TooLarge, "Pyroscope: {what}");
+        }
+        let labels =
+            "exceeds the sample labels limit (max_profile_stacktrace_sample_labels, actual: 3, limit: 2";
+        assert!(matches!(invalid(labels), Outcome::Refused(_)));
+        let limited = |size: &str| {
+            let text = format!("{{\"message\":\"push rate limit (4.0 MiB) exceeded while adding {size}\"}}");
+            meaning(429, text.into_bytes(), None)
+        };
+        for size in ["5.2 MiB", "12 MiB", "1.0 GiB"] {
+            assert_eq!(limited(size), Outcome::TooLarge, "{size} in a second");
+        }
+        for size in ["4.0 MiB", "900 KiB", "12 B", "much", "9 lives"] {
+            assert!(matches!(limited(size), Outcome::Again(..)), "{size}");
+        }
         for code in [429, 502, 503, 504] {
             let after = Some(Duration::from_secs(3));
             assert!(

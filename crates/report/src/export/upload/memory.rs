@@ -35,6 +35,13 @@ impl Memory {
     pub(super) fn new(prepare: fn(Vec<u8>) -> Bytes) -> Self {
         Self { waiting: VecDeque::new(), prepare, gone: Gone::default() }
     }
+
+    fn replace_front(&mut self, halves: [Box<dyn Payload>; 2]) {
+        let mut room = self.waiting.pop_front().and_then(|entry| entry.room);
+        for payload in halves.into_iter().rev() {
+            self.waiting.push_front(Entry { payload, body: None, attempts: 0, room: room.take() });
+        }
+    }
 }
 
 impl Backlog for Memory {
@@ -54,6 +61,11 @@ impl Backlog for Memory {
             if bytes.is_empty() {
                 self.gone.empty += 1;
                 self.waiting.pop_front();
+            } else if entry.payload.is_too_large()
+                && let Some(halves) = entry.payload.halves()
+            {
+                self.gone.split += 1;
+                self.replace_front(halves);
             } else {
                 entry.body = Some((self.prepare)(bytes));
             }
@@ -83,10 +95,7 @@ impl Backlog for Memory {
         let Some(halves) = self.waiting.front().and_then(|entry| entry.payload.halves()) else {
             return false;
         };
-        let mut room = self.waiting.pop_front().and_then(|entry| entry.room);
-        for payload in halves.into_iter().rev() {
-            self.waiting.push_front(Entry { payload, body: None, attempts: 0, room: room.take() });
-        }
+        self.replace_front(halves);
         true
     }
 

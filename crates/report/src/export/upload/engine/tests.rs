@@ -61,7 +61,7 @@ impl Backlog for Jobs {
     }
 
     fn take_gone(&mut self) -> Gone {
-        Gone { dropped: 0, empty: std::mem::take(&mut self.empty) }
+        Gone { empty: std::mem::take(&mut self.empty), ..Gone::default() }
     }
 
     fn keeps_in(&self) -> Option<String> {

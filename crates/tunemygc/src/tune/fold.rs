@@ -8,7 +8,7 @@ use super::{
     evidence::{Evidence, GcTime, REASONS, Unsupported, is_possible, is_time_in_gc},
     heaps::{self, Heap},
     ruby::Series,
-    trend::Trends,
+    trend::{End, Trends},
 };
 use crate::wire::{EventName, Header, Sample};
 
@@ -82,8 +82,8 @@ pub struct Fold {
     units: HashMap<String, Unit>,
     /// Number of units that have begun. A unit was alone if no other was open when it began and this is unchanged when it ends.
     units_begun: u64,
-    /// Time and live slots at the ends of major cycles.
-    ends: Vec<(f64, u64)>,
+    /// The ends of major cycles.
+    ends: Vec<End>,
     /// `PID on HOST`.
     process: String,
     /// Number of cycles and the state of the heaps, in the first and the last sample that has them.
@@ -236,7 +236,7 @@ impl Fold {
         // Minor cycles do not free old objects: the live slots after them are not meaningful here.
         let Some(oldgen) = start.major else { return };
         if self.ends.len() < MAX_ENDS {
-            self.ends.push((sample.ts, live));
+            self.ends.push(End { ts: sample.ts, count: start.count, live });
         }
         self.evidence.live.add(live);
         self.evidence.free_share.add(permille(available - live, available));

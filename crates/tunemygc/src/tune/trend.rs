@@ -12,8 +12,21 @@ const MOST_POINTS: usize = 64;
 const SHORTEST: f64 = 1.0 / 1024.0;
 /// Maximum number of processes that are followed.
 const MOST_PROCESSES: usize = 64;
+/// Maximum number of runs under one pid; the latest ones are kept.
+const MOST_RUNS: usize = 4;
 /// Minimum number of points for a conclusion.
 const FEWEST: usize = 8;
+
+/// The end of a major cycle.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct End {
+    /// The time, seconds on the clock of the process's sets.
+    pub ts: f64,
+    /// `GC.count`.
+    pub count: u64,
+    /// Number of live slots.
+    pub live: u64,
+}
 
 /// The minimum number of live slots in a stretch of time: what none of its major cycles could free.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +38,16 @@ pub struct Floor {
     /// The length of the stretch of time whose points were merged into this one, seconds; 0 if none were.
     #[serde(default, skip_serializing_if = "is_zero")]
     length: f64,
+    /// `GC.count` at the first and the last of its cycles; 0: unknown.
+    #[serde(default)]
+    counts: (u64, u64),
+}
+
+impl Floor {
+    /// Whether the next point is of another process, which has counted from the start: in containers, the pid of one that is restarted is the same.
+    fn ends_before(&self, next: &Self) -> bool {
+        next.counts.0 > 0 && next.counts.0 <= self.counts.1
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -50,15 +73,16 @@ pub struct Leak {
 }
 
 impl Trends {
-    /// The floors of one process's set, from the ends of its major cycles: pairs of seconds and live slots.
-    pub fn of(process: String, ends: &[(f64, u64)]) -> Self {
+    /// The floors of one process's set, from the ends of its major cycles.
+    pub fn of(process: String, ends: &[End]) -> Self {
         if ends.is_empty() {
             return Self::default();
         }
         let stretches = ends.chunks(ends.len().div_ceil(PER_SET));
         let floors = stretches.filter_map(|stretch| {
-            let (ts, _) = *stretch.last()?;
-            Some(Floor { ts, live: stretch.iter().map(|(_, live)| *live).min()?, length: 0.0 })
+            let (first, last) = (stretch.first()?, stretch.last()?);
+            let live = stretch.iter().map(|end| end.live).min()?;
+            Some(Floor { ts: last.ts, live, length: 0.0, counts: (first.count, last.count) })
         });
         Self(BTreeMap::from([(process, floors.collect())]))
     }
@@ -73,17 +97,22 @@ impl Trends {
             let known = self.0.entry(process.clone()).or_default();
             known.extend_from_slice(floors);
             known.sort_by(|a, b| a.ts.total_cmp(&b.ts).then(a.live.cmp(&b.live)));
-            thin_out(known);
+            known.dedup();
+            let runs: Vec<&[Floor]> = runs(known).collect();
+            let latest = runs.len().saturating_sub(MOST_RUNS);
+            *known = runs.into_iter().skip(latest).flat_map(thinned_out).collect();
         }
     }
 
-    /// The number of processes with enough points to be judged, and those of them that grow steadily, fastest first.
+    /// The number of processes with enough points to be judged, and those of them that grow steadily, fastest first. Of several that had the same pid,
+    /// the latest with enough points is judged. If several with the same pid ran at the same time, none has.
     pub fn leaks(&self) -> (usize, Vec<Leak>) {
-        let judged = self.0.iter().filter(|(_, floors)| floors.len() >= FEWEST);
-        let mut leaks: Vec<Leak> =
-            judged.clone().filter_map(|(process, floors)| leak(process, floors)).collect();
+        let latest = |floors| runs(floors).filter(|run| run.len() >= FEWEST).last();
+        let judged: Vec<(&String, &[Floor])> =
+            self.0.iter().filter_map(|(process, floors)| Some((process, latest(floors)?))).collect();
+        let mut leaks: Vec<Leak> = judged.iter().filter_map(|(process, run)| leak(process, run)).collect();
         leaks.sort_by(|a, b| b.share().total_cmp(&a.share()));
-        (judged.count(), leaks)
+        (judged.len(), leaks)
     }
 }
 
@@ -99,13 +128,19 @@ impl Leak {
     }
 }
 
-/// Merges the points, which are in time order, of each stretch of time if there are more than [`MOST_POINTS`]. The stretches have the shortest
-/// length for which these suffice: a power of two, so that longer ones consist of whole shorter ones.
-fn thin_out(floors: &mut Vec<Floor>) {
+/// Points in time order, by process.
+fn runs(floors: &[Floor]) -> impl Iterator<Item = &[Floor]> {
+    floors.chunk_by(|floor, next| !floor.ends_before(next))
+}
+
+/// Merges the points of each stretch of time if there are more than [`MOST_POINTS`]. The stretches have the shortest length for which these
+/// suffice: a power of two, so that longer ones consist of whole shorter ones.
+fn thinned_out(run: &[Floor]) -> Vec<Floor> {
+    let mut floors = run.to_vec();
     let at = |floor: &Floor, length: f64| (floor.ts / length).floor() as i64;
     let merged = floors.iter().map(|floor| floor.length).fold(0.0, f64::max);
     if merged == 0.0 && floors.len() <= MOST_POINTS {
-        return;
+        return floors;
     }
     let mut length = merged.max(SHORTEST);
     while floors.chunk_by(|a, b| at(a, length) == at(b, length)).count() > MOST_POINTS {
@@ -115,6 +150,7 @@ fn thin_out(floors: &mut Vec<Floor>) {
         let same = at(floor, length) == at(later, length);
         if same {
             (floor.ts, floor.live) = (later.ts, floor.live.min(later.live));
+            floor.counts.1 = later.counts.1;
         }
         floor.length = length;
         same
@@ -122,6 +158,7 @@ fn thin_out(floors: &mut Vec<Floor>) {
     if let Some(last) = floors.last_mut() {
         last.length = length;
     }
+    floors
 }
 
 /// The lowest floor of each of `n` equal stretches of time; `None` for stretches without a floor.
@@ -164,11 +201,68 @@ mod tests {
     fn leaks(live: &dyn Fn(u64) -> u64, parts: u64, ends: u64) -> Vec<Leak> {
         let mut all = Trends::default();
         for part in 0..parts {
-            let points: Vec<(f64, u64)> =
-                (part * ends..(part + 1) * ends).map(|at| (at as f64, live(at))).collect();
-            all.merge(&Trends::of("1 on host".to_owned(), &points));
+            let ends = part * ends..(part + 1) * ends;
+            let ends: Vec<End> =
+                ends.map(|at| End { ts: at as f64, count: at + 1, live: live(at) }).collect();
+            all.merge(&Trends::of("1 on host".to_owned(), &ends));
         }
         all.leaks().1
+    }
+
+    /// What is known of ends under one pid, in sets of 20, in any order of the sets.
+    fn in_sets(of: &[End], reversed: bool) -> (usize, Vec<Leak>) {
+        let mut sets: Vec<&[End]> = of.chunks(20).collect();
+        if reversed {
+            sets.reverse();
+        }
+        let mut all = Trends::default();
+        for set in sets {
+            all.merge(&Trends::of("1 on pod".to_owned(), set));
+            all = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
+        }
+        all.leaks()
+    }
+
+    /// A process that leaks until it is killed, and its successor has its pid again: each is judged by itself.
+    #[test]
+    fn restarted() {
+        let restarted = |length: u64, live: &dyn Fn(u64) -> u64| -> Vec<End> {
+            let end = |at: u64| End { ts: at as f64 * 7.7, count: at % length + 3, live: live(at % length) };
+            (0..1000).map(end).collect()
+        };
+        for reversed in [false, true] {
+            let leaking = in_sets(&restarted(100, &|at| 100_000 + at * 5000), reversed);
+            assert_eq!((leaking.0, leaking.1.len()), (1, 1), "{leaking:?}");
+            let rate = leaking.1[0].per_hour() / (5000.0 / 7.7 * 3600.0);
+            assert!((0.8..1.2).contains(&rate), "of one of them: {leaking:?}");
+            let grown = in_sets(&restarted(100, &|at| 100_000 + at.min(30) * 5000), reversed);
+            assert_eq!((grown.0, grown.1.len()), (1, 0), "fills up, then stays: {grown:?}");
+        }
+        // Ten of them, each of which would be too short if all had to share the points of one.
+        assert_eq!(in_sets(&restarted(40, &|at| 100_000 + at * 5000), false).1.len(), 1);
+    }
+
+    /// Processes with the same pid in several containers of a host are not one process that grows.
+    #[test]
+    fn at_the_same_time() {
+        for (count, later) in [(1000, 0.0), (0, 0.0), (0, 0.4)] {
+            let mut all = Trends::default();
+            for part in 0..40 {
+                for (of, (count, ts, live)) in [(1, (0, 0.0, 100_000)), (2, (count, later, 500_000))] {
+                    let end = |at: u64| End {
+                        ts: at as f64 + ts,
+                        count: at + 1 + count,
+                        // Both grow, but it is not known which of them has a point.
+                        live: live + at * 1000 * of,
+                    };
+                    let ends: Vec<End> = (part * 20..(part + 1) * 20).map(end).collect();
+                    all.merge(&Trends::of("1 on host".to_owned(), &ends));
+                }
+            }
+            assert_eq!(all.leaks(), (0, Vec::new()), "{count}, {later}");
+            let points = all.0.values().map(Vec::len).sum::<usize>();
+            assert!(points <= MOST_POINTS * MOST_RUNS, "{points}");
+        }
     }
 
     /// Unbounded growth is a leak, in one set and in many that hardly grow each; filling up, fluctuation and noise are not.
@@ -203,10 +297,10 @@ mod tests {
                 let mut all = Trends::default();
                 for part in order {
                     // Times that are not on the borders of stretches.
-                    let points = (part * 40..(part + 1) * 40)
-                        .map(|at| (1_790_000_000.3 + at as f64 * 7.7, live(at)))
-                        .collect::<Vec<_>>();
-                    all.merge(&Trends::of("1 on host".to_owned(), &points));
+                    let end =
+                        |at| End { ts: 1_790_000_000.3 + at as f64 * 7.7, count: at * 3 + 1, live: live(at) };
+                    let ends: Vec<End> = (part * 40..(part + 1) * 40).map(end).collect();
+                    all.merge(&Trends::of("1 on host".to_owned(), &ends));
                     // As a store keeps the sum.
                     all = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
                 }

@@ -224,8 +224,9 @@ mod tests {
         let status = b"\x08\x03\x12\x1chttp: request body too large".to_vec();
         assert_eq!(meaning(400, status, None), Outcome::TooLarge, "the OpenTelemetry Collector");
         let invalid = |what: &str| {
-            let text =
-                format!("{{\"code\":\"invalid_argument\",\"message\":\"the profile with labels '{{}}' {what})\"}}");
+            let text = format!(
+                "{{\"code\":\"invalid_argument\",\"message\":\"the profile with labels '{{}}' {what})\"}}"
+            );
             meaning(400, text.into_bytes(), None)
         };
         for what in [

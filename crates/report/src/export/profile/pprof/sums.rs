@@ -55,16 +55,11 @@ fn sorted<'a, K: Ord, V>(all: impl Iterator<Item = (&'a K, &'a V)>) -> Vec<(&'a 
 
 impl<'a> Sums<'a> {
     /// All sums of the wanted processes.
-    pub(super) fn of(
-        recording: &'a Recording,
-        head: &Head,
-        wanted: &dyn Fn(ProcessIndex) -> bool,
-    ) -> Self {
+    pub(super) fn of(recording: &'a Recording, head: &Head, wanted: &dyn Fn(ProcessIndex) -> bool) -> Self {
         let is_wanted = |thread: ThreadIndex| wanted(recording.thread_facts(thread).0.process);
         let shows_alloc = head.alloc != Allocation::None;
         let allocs = recording.allocs.iter().filter(|(key, _)| shows_alloc && is_wanted(key.thread));
-        let mut allocs: Vec<_> =
-            allocs.map(|(key, sum)| (*key, (sum.slots, key.bytes(sum.slots)))).collect();
+        let mut allocs: Vec<_> = allocs.map(|(key, sum)| (*key, (sum.slots, key.bytes(sum.slots)))).collect();
         allocs.sort_unstable_by_key(|(key, _)| *key);
         if head.alloc == Allocation::Only {
             return Self { allocs, ..Self::default() };
@@ -106,11 +101,7 @@ pub(super) struct Merged {
 }
 
 impl Merged {
-    pub(super) fn of(
-        recording: &Recording,
-        head: &Head,
-        wanted: &dyn Fn(ProcessIndex) -> bool,
-    ) -> Self {
+    pub(super) fn of(recording: &Recording, head: &Head, wanted: &dyn Fn(ProcessIndex) -> bool) -> Self {
         let sums = Sums::of(recording, head, wanted);
         let of_image = representatives(recording);
         let like = |thread: ThreadIndex| of_image.get(thread as usize).copied().unwrap_or(thread);

@@ -80,10 +80,7 @@ fn window(recorder: Recorder) -> (Arc<Window>, Vec<ProcessIndex>) {
 /// The profiles of a request by the name of their series.
 fn profiles(sent: &[u8]) -> Vec<(String, proto::Profile)> {
     let series = pyroscope::tests::series(sent);
-    series
-        .into_iter()
-        .map(|(name, raw)| (name, proto::Profile::decode(&*gunzip(&raw)).unwrap()))
-        .collect()
+    series.into_iter().map(|(name, raw)| (name, proto::Profile::decode(&*gunzip(&raw)).unwrap())).collect()
 }
 
 /// The totals of profiles by type of their samples.

@@ -3,7 +3,9 @@
 use super::{
     Case, HEAPS, MIN_UNITS, Verdict, enough, percent, price, quantile, share, trade_off::LEAST_TIME,
 };
-use crate::tune::{Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy, heaps::Heap};
+use crate::tune::{
+    Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy, heaps::Heap, ruby::variable,
+};
 
 /// Gives the heap its final size from the start.
 pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
@@ -170,7 +172,13 @@ pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
         case.change("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO", Setting::Hundredths(20))?,
         case.change("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO", Setting::Hundredths(40))?,
     ];
-    let slots = (live as f64 / 0.6) as u64;
+    let (floor, by) = kept_free(case);
+    let slots = ((live as f64 / 0.6) as u64).max(live.saturating_add(floor));
+    if slots > size || !is_other(slots as f64, size as f64) {
+        return Err(format!(
+            "the heap of {size} slots would keep {slots}: Ruby releases none of the last {floor} free slots{by}"
+        ));
+    }
     Ok(Advice {
         rule: "",
         set,
@@ -197,6 +205,22 @@ pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
         },
         confidence: case.confidence(evidence.free_share.n()),
     })
+}
+
+/// The number of free slots that Ruby always keeps (`if (max_free_slots < total_init_slots)` in `gc_marks_finish`), and the variables that make it
+/// larger than by default. 4.1 counts in bytes, of which no rule knows enough yet.
+fn kept_free(case: &Case<'_>) -> (u64, String) {
+    let names: &[&str] = match case.series {
+        series if series <= Series(3, 2) => &["RUBY_GC_HEAP_INIT_SLOTS"],
+        series if series <= Series(4, 0) => &HEAPS,
+        _ => &[],
+    };
+    let values: Vec<(&str, f64, f64)> =
+        names.iter().filter_map(|name| Some((*name, case.value(name), variable(name)?.default))).collect();
+    let raised = values.iter().filter(|(_, value, default)| value > default);
+    let raised: Vec<String> = raised.map(|(name, value, _)| format!("{name} is {value}")).collect();
+    let by = if raised.is_empty() { String::new() } else { format!(" ({})", raised.join(", ")) };
+    (values.iter().map(|(_, value, _)| *value as u64).fold(0, u64::saturating_add), by)
 }
 
 /// Keeps the heap from growing by more than it needs.
@@ -253,4 +277,57 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
         },
         confidence: case.confidence(evidence.growth.n()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tune::{Evidence, Report, recommend, tests::everything};
+
+    /// A heap of this size that has so many live slots after major cycles.
+    fn sized(size: u64, live: u64, environment: &[(&str, &str)]) -> Evidence {
+        let mut evidence = everything();
+        (evidence.available, evidence.live) = Default::default();
+        for _ in 0..100 {
+            evidence.available.add(size);
+            evidence.live.add(live);
+        }
+        let set = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        evidence.environment = set.collect();
+        evidence
+    }
+
+    /// What a rule says in the plan for a strategy: its effect, or why it gives no advice.
+    fn says(report: &Report, strategy: Strategy, rule: &str) -> Result<String, String> {
+        let plan = report.plans.iter().find(|plan| plan.strategy == strategy).unwrap();
+        let advice = plan.advice.iter().find(|advice| advice.rule == rule);
+        advice
+            .map(|advice| advice.effect.text.clone())
+            .ok_or_else(|| plan.refusals.iter().find(|refusal| refusal.rule == rule).unwrap().reason.clone())
+    }
+
+    /// Ruby keeps as many free slots as it starts with: a heap that needs them anyway does not shrink.
+    #[test]
+    fn slots_that_ruby_keeps() {
+        let says = |series, size, live, environment: &[_]| {
+            let report = recommend(series, &sized(size, live, environment));
+            says(&report, Strategy::Memory, "return-memory")
+        };
+        let millions = [("RUBY_GC_HEAP_INIT_SLOTS", "1000000")];
+        let refusal = says(Series(3, 1), 1_000_000, 400_000, &millions).unwrap_err();
+        assert_eq!(
+            refusal,
+            "the heap of 1000000 slots would keep 1400000: Ruby releases none of the last 1000000 free slots (RUBY_GC_HEAP_INIT_SLOTS is 1000000)"
+        );
+        let refusal = says(Series(3, 4), 80_000, 40_000, &[]).unwrap_err();
+        assert!(
+            refusal.ends_with("would keep 90000: Ruby releases none of the last 50000 free slots"),
+            "{refusal}"
+        );
+        let advised = |environment: &[_]| says(Series(3, 4), 1_000_000, 400_000, environment).unwrap();
+        assert!(advised(&[]).contains(" to 666666 slots"), "{}", advised(&[]));
+        let one = [("RUBY_GC_HEAP_0_INIT_SLOTS", "300000")];
+        assert!(advised(&one).contains(" to 740000 slots"), "{}", advised(&one));
+        assert!(says(Series(3, 1), 1_000_000, 400_000, &[]).is_ok());
+    }
 }

@@ -74,6 +74,9 @@ pub struct Evidence {
     /// The heaps of the Ruby, from 3.2 on, if the sets include them.
     #[serde(default)]
     pub heaps: Vec<Heap>,
+    /// The version of the latest set's Ruby; empty if it is not known.
+    #[serde(default)]
+    pub ruby_version: String,
     /// The `RUBY_GC_*` variables of the latest set.
     pub environment: BTreeMap<String, String>,
     /// Number of variables of the latest set that were refused: no Ruby reads such a name (see [`is_name`](super::environment::is_name)).
@@ -236,6 +239,7 @@ impl Evidence {
         for (sum, more) in self.heaps.iter_mut().zip(&later.heaps) {
             sum.merge(more);
         }
+        self.ruby_version.clone_from(&later.ruby_version);
         self.environment.clone_from(&later.environment);
         self.environment_refused = later.environment_refused;
     }

@@ -114,10 +114,19 @@ impl Fold {
             .take(MAX_VARIABLES)
             .collect();
         let time = columns.time.map(|_| GcTime::default());
+        // A known series, of which the release is a few characters.
+        let ruby_version = header.ruby_version.chars().take(16).collect();
         Ok(Self {
             series,
             columns,
-            evidence: Evidence { sets: 1, environment, environment_refused, time, ..Evidence::default() },
+            evidence: Evidence {
+                sets: 1,
+                ruby_version,
+                environment,
+                environment_refused,
+                time,
+                ..Evidence::default()
+            },
             first_ts: None,
             last_ts: 0.0,
             first: None,
@@ -270,10 +279,11 @@ impl Fold {
     /// Finishes the set and returns its evidence.
     pub fn finish(mut self) -> Evidence {
         if self.impossible {
-            let Evidence { samples, environment, environment_refused, .. } = self.evidence;
+            let Evidence { samples, ruby_version, environment, environment_refused, .. } = self.evidence;
             return Evidence {
                 impossible: 1,
                 samples,
+                ruby_version,
                 environment,
                 environment_refused,
                 ..Evidence::default()

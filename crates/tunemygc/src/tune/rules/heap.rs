@@ -4,7 +4,8 @@ use super::{
     Case, HEAPS, MIN_UNITS, Verdict, enough, percent, price, quantile, share, trade_off::LEAST_TIME,
 };
 use crate::tune::{
-    Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy, heaps::Heap, ruby::variable,
+    Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy, evidence::SLOT, heaps::Heap,
+    ruby::variable,
 };
 
 /// Gives the heap its final size from the start.
@@ -135,12 +136,14 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
             "the ratios of free slots are set to {min:.2} and {max:.2}; 0.50 is not between them"
         ));
     }
+    goal_counts(case, size, goal, min)?;
     Ok(Advice {
         rule: "",
         set: vec![case.change("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO", Setting::Hundredths(50))?],
         why: format!(
-            "{} of the major cycles are because a minor one left too few free slots",
-            percent(share(n, all))
+            "{} of the major cycles are because a minor one left too few free slots{}",
+            percent(share(n, all)),
+            needless(&case.evidence.ruby_version)
         ),
         evidence: vec![Measure { metric: "share of major cycles by nofree", value: share(n, all), n: all }],
         effect: Effect {
@@ -151,6 +154,51 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
         },
         confidence: Confidence::Low,
     })
+}
+
+/// A note for the Rubies that request a major cycle even where the heap may grow without one: the releases after them compare
+/// `allocatable_slots` with what is missing (`gc_sweep_finish_heap`).
+fn needless(version: &str) -> &'static str {
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
+    match [(); 3].map(|()| parts.next().flatten()) {
+        [Some(3), Some(4), Some(..=8)] => "; some of them are an error of Ruby, which 3.4.9 corrects",
+        [Some(4), Some(0), Some(..=1)] => "; some of them are an error of Ruby, which 4.0.2 corrects",
+        _ => "",
+    }
+}
+
+/// Checks that a heap grows as far as the goal says: by `(1 - free) / (1 - goal)`, where less than the minimum is free, unless something limits it
+/// (`heap_extend_pages` in gc.c up to 3.3, `heap_allocatable_slots_expand` from 3.4).
+fn goal_counts(case: &Case<'_>, size: u64, goal: f64, min: f64) -> Result<(), String> {
+    let factor = case.value("RUBY_GC_HEAP_GROWTH_FACTOR");
+    if goal <= 0.0 {
+        return Err(format!(
+            "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO is 0: the heap grows by RUBY_GC_HEAP_GROWTH_FACTOR ({factor:.2}) instead"
+        ));
+    }
+    let least = (1.0 - min) / (1.0 - goal);
+    if factor <= least {
+        return Err(format!(
+            "RUBY_GC_HEAP_GROWTH_FACTOR is {factor:.2}: the heap does not grow further with a higher goal"
+        ));
+    }
+    let of_heaps = case.evidence.heaps.iter().filter_map(|heap| heap.slots.quantile(0.9)).max();
+    let heap = of_heaps.filter(|_| case.series >= Series(3, 2)).unwrap_or(size);
+    let (name, in_force) = if case.series >= Series(4, 1) {
+        let name = "RUBY_GC_HEAP_GROWTH_MAX_BYTES";
+        (name, case.value(name) / SLOT as f64)
+    } else {
+        let name = "RUBY_GC_HEAP_GROWTH_MAX_SLOTS";
+        (name, case.value(name))
+    };
+    let step = case.growth_step.unwrap_or(in_force);
+    if step > 0.0 && step <= heap as f64 * (least - 1.0) {
+        let whose = if case.growth_step.is_some() { "in this plan" } else { "in force" };
+        return Err(format!(
+            "{name} ({whose}) limits each step to {step} slots: the heap does not grow further with a higher goal"
+        ));
+    }
+    Ok(())
 }
 
 /// Returns unneeded pages to the system.
@@ -173,8 +221,9 @@ pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
         case.change("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO", Setting::Hundredths(40))?,
     ];
     let (floor, by) = kept_free(case);
-    let slots = ((live as f64 / 0.6) as u64).max(live.saturating_add(floor));
-    if slots > size || !is_other(slots as f64, size as f64) {
+    let (by_ratio, kept) = ((live as f64 / 0.6) as u64, live.saturating_add(floor));
+    let slots = by_ratio.max(kept);
+    if kept > by_ratio && (kept > size || !is_other(kept as f64, size as f64)) {
         return Err(format!(
             "the heap of {size} slots would keep {slots}: Ruby releases none of the last {floor} free slots{by}"
         ));
@@ -329,5 +378,62 @@ mod tests {
         let one = [("RUBY_GC_HEAP_0_INIT_SLOTS", "300000")];
         assert!(advised(&one).contains(" to 740000 slots"), "{}", advised(&one));
         assert!(says(Series(3, 1), 1_000_000, 400_000, &[]).is_ok());
+    }
+
+    /// A higher goal of free slots is advised only where the heap grows as far as the goal says.
+    #[test]
+    fn goals_without_effect() {
+        const STEP: &str = "RUBY_GC_HEAP_GROWTH_MAX_SLOTS";
+        // Room is not needed: no other rule sets the ratios.
+        let steady = |environment: &[_]| {
+            let mut evidence = sized(400_000, 200_000, environment);
+            (evidence.growth, evidence.intervals) = Default::default();
+            evidence.minors.insert("newobj".to_owned(), 900);
+            evidence
+        };
+        let says = |series, environment: &[_]| {
+            says(&recommend(series, &steady(environment)), Strategy::Speed, "no-free-majors")
+        };
+        for series in [Series(2, 4), Series(3, 1)] {
+            assert!(says(series, &[]).is_ok(), "{:?}", says(series, &[]));
+            for (name, value, why) in [
+                ("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO", "0", "GOAL_RATIO is 0: the heap grows by"),
+                ("RUBY_GC_HEAP_GROWTH_FACTOR", "1.3", "FACTOR is 1.30: the heap does not grow further"),
+                (STEP, "100000", "MAX_SLOTS (in force) limits each step to 100000 slots"),
+            ] {
+                let refusal = says(series, &[(name, value)]).unwrap_err();
+                assert!(refusal.contains(why), "{series}: {refusal}");
+            }
+            assert!(says(series, &[("RUBY_GC_HEAP_GROWTH_FACTOR", "1.5")]).is_ok());
+            assert!(says(series, &[(STEP, "200000")]).is_ok());
+        }
+        for series in [Series(2, 4), Series(2, 7), Series(3, 1)] {
+            let report = recommend(series, &everything());
+            let plan = report.speed();
+            assert!(plan.advice.iter().any(|advice| advice.rule == "growth-step"), "{report}");
+            assert!(plan.advice.iter().all(|advice| advice.rule != "no-free-majors"), "{report}");
+            let refusal = self::says(&report, Strategy::Speed, "no-free-majors").unwrap_err();
+            assert!(refusal.contains("(in this plan) limits each step"), "{refusal}");
+        }
+    }
+
+    /// Some releases request major cycles by an error of their own.
+    #[test]
+    fn needless_majors() {
+        for (version, corrected) in [
+            ("3.4.1", "3.4.9"),
+            ("3.4.8", "3.4.9"),
+            ("4.0.0", "4.0.2"),
+            ("4.0.1", "4.0.2"),
+            ("3.4.9", ""),
+            ("4.0.2", ""),
+            ("3.3.8", ""),
+            ("3.4", ""),
+            ("", ""),
+        ] {
+            let note = needless(version);
+            assert_eq!(note.is_empty(), corrected.is_empty(), "{version}");
+            assert!(note.contains(corrected), "{version}: {note}");
+        }
     }
 }

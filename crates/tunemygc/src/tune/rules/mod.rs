@@ -96,6 +96,11 @@ const RULES: [Rule; 10] = [
         ],
     },
     Rule {
+        name: "growth-step",
+        decide: heap::growth_step,
+        sets: &[on(&["RUBY_GC_HEAP_GROWTH_MAX_SLOTS"], Series::FIRST, Series(4, 0))],
+    },
+    Rule {
         name: "no-free-majors",
         decide: heap::no_free_majors,
         sets: &[on(&["RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO"], Series(2, 4), Series::LAST)],
@@ -104,11 +109,6 @@ const RULES: [Rule; 10] = [
         name: "return-memory",
         decide: heap::return_memory,
         sets: &[on(&RATIOS, Series(2, 4), Series::LAST)],
-    },
-    Rule {
-        name: "growth-step",
-        decide: heap::growth_step,
-        sets: &[on(&["RUBY_GC_HEAP_GROWTH_MAX_SLOTS"], Series::FIRST, Series(4, 0))],
     },
     Rule {
         name: "old-objects",
@@ -153,6 +153,8 @@ struct Case<'a> {
     strategy: Strategy,
     /// Processes whose live heap grows steadily, if they are at least half of those judged.
     leaks: &'a [Leak],
+    /// The maximum step of growth that the plan sets, slots.
+    growth_step: Option<f64>,
 }
 
 pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Report {
@@ -169,12 +171,13 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
             return plan;
         }
         plan.withdrawal = withdrawal(now, others, strategy);
-        let case = Case {
+        let mut case = Case {
             series,
             evidence,
             in_force: &now.in_force,
             strategy,
             leaks: if many { &leaks } else { &[] },
+            growth_step: None,
         };
         for Rule { name: rule, decide, .. } in RULES {
             let verdict = match plan.withdrawal {
@@ -190,7 +193,12 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
                     .and_then(changing),
             };
             match verdict {
-                Ok(advice) => plan.advice.push(Advice { rule, ..advice }),
+                Ok(advice) => {
+                    let mut set = advice.set.iter();
+                    let step = set.find(|change| change.variable == "RUBY_GC_HEAP_GROWTH_MAX_SLOTS");
+                    case.growth_step = case.growth_step.or(step.map(|change| change.value.number()));
+                    plan.advice.push(Advice { rule, ..advice });
+                }
                 Err(reason) => plan.refusals.push(Refusal { rule, reason }),
             }
         }

@@ -116,7 +116,7 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
                 ),
                 metric: "minor cycles by malloc",
                 factor: Some(max / new_max),
-                price: price::garbage(case.evidence, new_max - max, max / new_max),
+                price: price::garbage(case, new_max - max, max / new_max),
             },
             confidence: case.confidence(n),
         };

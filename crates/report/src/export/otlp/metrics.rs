@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    collections::HashMap,
     sync::{Arc, Weak},
 };
 
@@ -17,7 +18,7 @@ use prost::Message as _;
 
 use super::{Agent, INSTANCE, SCHEMA_URL, resource, scope, text};
 use crate::{
-    aggregate::services::{Gauges, Service, Services, Times},
+    aggregate::services::{Gauges, Service, ServiceKey, Services, Times},
     clock::WallClock,
     export::{
         VERSION,
@@ -30,17 +31,49 @@ use crate::{
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
+/// Epoch times at which sums started, nanoseconds. A changed start would mean that a sum was reset, so each is computed once, by the clock that the
+/// host has then: that of the run's start may have been set back since, and its times lie in the future.
+pub(super) struct Starts {
+    clock: WallClock,
+    /// Of gctrace's own counters.
+    own: Option<u64>,
+    /// Of services, with the monotonic time.
+    services: HashMap<ServiceKey, (u64, u64)>,
+}
+
+fn epoch(clock: WallClock, ns: u64) -> u64 {
+    u64::try_from(clock.epoch_nanos(ns)).unwrap_or_default()
+}
+
+impl Starts {
+    /// Without any sum.
+    pub(super) fn new(clock: WallClock) -> Self {
+        Self { clock, own: None, services: HashMap::new() }
+    }
+
+    fn of(&mut self, now: WallClock, key: &ServiceKey, since_ns: u64) -> u64 {
+        match self.services.get(key) {
+            Some((known_ns, epoch)) if *known_ns == since_ns => *epoch,
+            // A service that was dropped and seen again has started anew.
+            _ => {
+                let start = epoch(now, since_ns);
+                self.services.insert(key.clone(), (since_ns, start));
+                start
+            }
+        }
+    }
+}
+
 /// The figures of all services at one time.
 pub(super) struct MetricsSnapshot {
-    services: Vec<(Service, Option<Gauges>)>,
+    /// With the start of their sums.
+    services: Vec<(Service, Option<Gauges>, u64)>,
     ledger: Ledger,
-    /// The clock of the run, for start times.
-    clock: WallClock,
-    /// The clock at this moment: the host's clock may have been set since the run began.
-    clock_now: WallClock,
     agent: Agent,
-    began_ns: u64,
-    now_ns: u64,
+    /// The start of gctrace's own sums.
+    began: u64,
+    /// This moment, by the clock as it is now: the host's clock may have been set since the run began.
+    now: u64,
 }
 
 /// Metrics of some services at one time. gctrace itself counts as an additional service, the last one.
@@ -55,27 +88,20 @@ impl Metrics {
     pub(super) fn new(
         services: &Services,
         ledger: Ledger,
-        clock: WallClock,
+        starts: &mut Starts,
         agent: Agent,
         began_ns: u64,
         now_ns: u64,
     ) -> Self {
-        let services: Vec<_> =
-            services.iter().map(|(_, service, gauges)| (service.clone(), gauges)).collect();
+        let clock = starts.clock.again();
+        let began = *starts.own.get_or_insert_with(|| epoch(clock, began_ns));
+        let services: Vec<_> = services
+            .iter()
+            .map(|(key, service, gauges)| (service.clone(), gauges, starts.of(clock, key, service.since_ns)))
+            .collect();
         let to = services.len() + 1;
-        Self {
-            snapshot: Arc::new(MetricsSnapshot {
-                services,
-                ledger,
-                clock,
-                clock_now: WallClock::measure(),
-                agent,
-                began_ns,
-                now_ns,
-            }),
-            from: 0,
-            to,
-        }
+        let now = epoch(clock, now_ns);
+        Self { snapshot: Arc::new(MetricsSnapshot { services, ledger, agent, began, now }), from: 0, to }
     }
 
     /// The underlying snapshot, which exists until the last part of it has been sent.
@@ -100,7 +126,7 @@ impl Payload for Metrics {
         let snapshot = &self.snapshot;
         let resource_metrics = (self.from..self.to)
             .map(|at| match snapshot.services.get(at) {
-                Some((service, gauges)) => snapshot.service(service, gauges.as_ref()),
+                Some((service, gauges, since)) => snapshot.service(service, gauges.as_ref(), *since),
                 None => snapshot.own(),
             })
             .collect();
@@ -124,19 +150,17 @@ impl Payload for Metrics {
 }
 
 impl MetricsSnapshot {
-    fn times(&self, since_ns: u64) -> (u64, u64) {
-        let epoch = |clock: WallClock, ns| u64::try_from(clock.epoch_nanos(ns)).unwrap_or_default();
-        // A changed start would mean that a sum was reset. No sum ends before its start, even if the clock was set back.
-        let since = epoch(self.clock, since_ns);
-        (since, epoch(self.clock_now, self.now_ns).max(since))
+    /// The times of sums with this start. None ends before its start, even if the clock was set back.
+    fn times(&self, since: u64) -> (u64, u64) {
+        (since, self.now.max(since))
     }
 
-    fn service(&self, service: &Service, gauges: Option<&Gauges>) -> ResourceMetrics {
+    fn service(&self, service: &Service, gauges: Option<&Gauges>, since: u64) -> ResourceMetrics {
         let mut resource = resource(&service.origin, service.hostname.as_deref(), None, None);
         let container = service.origin.container.as_deref().unwrap_or_default();
         let instance = self.agent.instance(&[&service.origin.service, container]);
         resource.attributes.extend(instance.map(|id| text(INSTANCE, id)));
-        let times = self.times(service.since_ns);
+        let times = self.times(since);
         let figures = figures::of(service, gauges).into_iter().filter(|figure| !figure.points.is_empty());
         ResourceMetrics {
             resource: Some(resource),
@@ -157,7 +181,7 @@ impl MetricsSnapshot {
         attributes.extend(instance.map(|id| (INSTANCE.to_owned(), id)));
         let origin = Origin { service: "gctrace".to_owned(), attributes, ..Origin::default() };
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let times = self.times(self.began_ns);
+        let times = self.times(self.began);
         let counters = |name: &str, description: &str, counters: &[(&'static str, u64)]| {
             let points = counters.iter().map(|(counter, value)| {
                 number(vec![text("counter", *counter)], number_data_point::Value::AsInt(*value as i64), times)
@@ -282,7 +306,8 @@ mod tests {
     }
 
     fn of(services: &Services) -> Vec<Metric> {
-        let metrics = Metrics::new(services, Ledger::default(), WallClock::measure(), agent(), 0, 10);
+        let mut starts = Starts::new(WallClock::measure());
+        let metrics = Metrics::new(services, Ledger::default(), &mut starts, agent(), 0, 10);
         let sent = ExportMetricsServiceRequest::decode(&*metrics.encode()).unwrap();
         sent.resource_metrics.into_iter().next().unwrap().scope_metrics.into_iter().next().unwrap().metrics
     }
@@ -301,7 +326,8 @@ mod tests {
             let mut services = Services::new(false);
             services.see(&process, Seen::Process { state: None, now_ns: 5, since_ns: 5 });
             let agent = Agent { pid: 1, boot: boot.map(str::to_owned) };
-            let metrics = Metrics::new(&services, Ledger::default(), WallClock::measure(), agent, 0, 10);
+            let mut starts = Starts::new(WallClock::measure());
+            let metrics = Metrics::new(&services, Ledger::default(), &mut starts, agent, 0, 10);
             let sent = ExportMetricsServiceRequest::decode(&*metrics.encode()).unwrap();
             let [of_service, own] = &*sent.resource_metrics else { panic!("{sent:?}") };
             let attributes = |of: &ResourceMetrics| of.resource.clone().unwrap().attributes;
@@ -340,13 +366,45 @@ mod tests {
     #[test]
     fn clock_is_set() {
         let times = |step_ns: i64| {
-            let clock = WallClock::with_offsets(1_000, 0);
-            let mut metrics = Metrics::new(&Services::new(false), Ledger::default(), clock, agent(), 5, 10);
-            let snapshot = Arc::get_mut(&mut metrics.snapshot).unwrap();
-            snapshot.clock_now = WallClock::with_offsets(1_000 + step_ns, 0);
-            snapshot.times(5)
+            let mut starts = Starts::new(WallClock::with_offsets(1_000, 0));
+            let services = Services::new(false);
+            let mut times = |now_ns| {
+                let metrics = Metrics::new(&services, Ledger::default(), &mut starts, agent(), 5, now_ns);
+                starts.clock = WallClock::with_offsets(1_000 + step_ns, 0);
+                metrics.snapshot.times(metrics.snapshot.began)
+            };
+            assert_eq!(times(7), (1005, 1007));
+            times(10)
         };
         assert_eq!([times(0), times(100), times(-100)], [(1005, 1010), (1005, 1110), (1005, 1005)]);
+    }
+
+    /// The sums of a service that is first seen after the clock was set back start by the clock that the host has then: its points have the times at
+    /// which they are made.
+    #[test]
+    fn seen_after_the_clock_was_set_back() {
+        const SECOND: u64 = 1_000_000_000;
+        let clock = |seconds: u64| WallClock::with_offsets((seconds * SECOND) as i64, 0);
+        let mut starts = Starts::new(clock(10_000));
+        let mut services = Services::new(false);
+        let see = |services: &mut Services, pid, name, now_ns| {
+            services.see(&process(pid, name), Seen::Process { state: None, now_ns, since_ns: now_ns });
+        };
+        let mut times = |services: &Services, clock, now_s: u64| {
+            starts.clock = clock;
+            let ns = now_s * SECOND;
+            let metrics = Metrics::new(services, Ledger::default(), &mut starts, agent(), SECOND, ns);
+            let snapshot = &metrics.snapshot;
+            let of = snapshot.services.iter().map(|(_, _, since)| snapshot.times(*since));
+            of.map(|(since, now)| (since / SECOND, now / SECOND)).collect::<Vec<_>>()
+        };
+        see(&mut services, 1, "a", SECOND);
+        assert_eq!(times(&services, clock(10_000), 10), [(10_001, 10_010)]);
+        see(&mut services, 2, "b", 20 * SECOND);
+        // By 3600 s.
+        let set = clock(6_400);
+        assert_eq!(times(&services, set, 30), [(10_001, 10_001), (6_420, 6_430)]);
+        assert_eq!(times(&services, set, 40), [(10_001, 10_001), (6_420, 6_440)]);
     }
 
     /// Requests have the attributes of the conventions. A service without requests has no request metrics.

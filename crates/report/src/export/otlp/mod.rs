@@ -132,7 +132,7 @@ fn receipt(rejected: i64, what: &str, message: &str) -> Receipt {
 pub(super) struct OtlpMetrics {
     uploader: Rc<Uploader>,
     interval: Duration,
-    clock: WallClock,
+    starts: metrics::Starts,
     agent: Agent,
     /// Start of counting, `CLOCK_MONOTONIC` nanoseconds.
     began_ns: Option<u64>,
@@ -150,7 +150,7 @@ impl OtlpMetrics {
         Self {
             uploader,
             interval,
-            clock,
+            starts: metrics::Starts::new(clock),
             agent,
             began_ns: None,
             closed_ns: None,
@@ -172,8 +172,9 @@ impl OtlpMetrics {
         let ledger = self.ledger.clone();
         let now_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
         let began_ns = *self.began_ns.get_or_insert(now_ns);
+        let agent = self.agent.clone();
         let metrics =
-            metrics::Metrics::new(&self.services, ledger, self.clock, self.agent.clone(), began_ns, now_ns);
+            metrics::Metrics::new(&self.services, ledger, &mut self.starts, agent, began_ns, now_ns);
         self.waiting.push(metrics.snapshot());
         self.uploader.send(Box::new(metrics));
     }

@@ -62,7 +62,7 @@ impl Watch {
                 state.map_or_else(Vec::new, |state| self.state(process, state))
             }
             Seen::Cycle(cycle) => {
-                self.stopped(process, cycle.pauses.iter().map(|pause| (pause.begin_ns, pause.ns)));
+                self.stopped(process, now_ns, cycle.pauses.iter().map(|pause| (pause.begin_ns, pause.ns)));
                 let mut set_off = self.event(process, Metric::GcPause, cycle.max_pause_ns());
                 set_off.extend(self.state(process, &cycle.start));
                 if let Some(end) = &cycle.end {
@@ -72,7 +72,7 @@ impl Watch {
             }
             // Other phases are parts of stops, or longer than these.
             Seen::Work(work) if work.phase == WorkPhase::Pause => {
-                self.stopped(process, std::iter::once((work.begin_ns, work.ns)));
+                self.stopped(process, now_ns, std::iter::once((work.begin_ns, work.ns)));
                 self.event(process, Metric::GcPause, work.ns)
             }
             Seen::GvlWait(wait) => self.event(process, Metric::GvlWait, wait.ns),
@@ -108,12 +108,12 @@ impl Watch {
         set_off
     }
 
-    /// Records stops: start and length of each, nanoseconds.
-    fn stopped(&mut self, process: &Process, stops: impl Iterator<Item = (u64, u64)>) {
+    /// Records stops that are known now: start and length of each, nanoseconds.
+    fn stopped(&mut self, process: &Process, now_ns: u64, stops: impl Iterator<Item = (u64, u64)>) {
         // Otherwise nothing would remove the recorded stops.
         if self.watches(&WINDOWS) {
             let watched = self.watched(process);
-            stops.for_each(|(begin_ns, ns)| watched.stops.add(begin_ns, ns));
+            stops.for_each(|(begin_ns, ns)| watched.stops.add(begin_ns, ns, now_ns));
         }
     }
 

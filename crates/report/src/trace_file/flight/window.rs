@@ -16,7 +16,7 @@ type Counts = [u64; BUCKETS];
 struct Second {
     /// Time of stops within this second, nanoseconds.
     stopped_ns: u64,
-    /// Stops that ended in this second, by length.
+    /// Stops that became known in this second, by length.
     ended: Box<Counts>,
 }
 
@@ -42,8 +42,9 @@ pub(super) struct Shown {
 }
 
 impl Stops {
-    /// Adds a stop.
-    pub(super) fn add(&mut self, begin_ns: u64, ns: u64) {
+    /// Adds a stop that is known since `now_ns`. Those of a cycle are known when it has been swept, which may be long after they ended: they count in
+    /// the quantile where they become known, and in the share where they were, if that is still in the window.
+    pub(super) fn add(&mut self, begin_ns: u64, ns: u64, now_ns: u64) {
         let end_ns = begin_ns.saturating_add(ns);
         let last = end_ns / SECOND_NS;
         // Older seconds are no longer in any window.
@@ -52,7 +53,7 @@ impl Stops {
             let (from, to) = ((at * SECOND_NS).max(begin_ns), (at + 1).saturating_mul(SECOND_NS).min(end_ns));
             self.seconds.entry(at).or_default().stopped_ns += to.saturating_sub(from);
         }
-        self.seconds.entry(last).or_default().ended[bucket(ns)] += 1;
+        self.seconds.entry(last.max(now_ns / SECOND_NS)).or_default().ended[bucket(ns)] += 1;
     }
 
     /// The most recent window of whole seconds, with the stops known so far.
@@ -124,26 +125,40 @@ mod tests {
     fn shares() {
         let mut stops = Stops::default();
         assert_eq!(stops.look(100 * S), Shown::default());
-        stops.add(105 * S + S / 2, S);
+        stops.add(105 * S + S / 2, S, 106 * S + S / 2);
         assert_eq!(stops.look(106 * S).share, 50_000, "the second half is in the current second");
         assert_eq!(stops.look(107 * S - 1).share, 50_000);
         assert_eq!(stops.look(107 * S).share, 100_000);
         assert_eq!(stops.look(115 * S).share, 100_000);
         // Reported late, because its cycle has just ended.
-        stops.add(109 * S, 2 * S);
+        stops.add(109 * S, 2 * S, 115 * S);
         assert_eq!(stops.look(116 * S).share, 250_000);
         assert_eq!(stops.look(117 * S).share, 200_000);
-        stops.add(20 * S, S);
+        stops.add(20 * S, S, 117 * S);
         assert_eq!(stops.look(118 * S).share, 200_000, "much too late");
-        assert_eq!((stops.look(122 * S), stops.seconds.len()), (Shown::default(), 0));
+        assert_eq!(stops.look(122 * S).share, 0);
+        assert_eq!((stops.look(128 * S), stops.seconds.len()), (Shown::default(), 0));
+    }
+
+    /// A cycle whose sweep takes longer than the window has its pauses in the quantile when it ends.
+    #[test]
+    fn known_late() {
+        let mut stops = Stops::default();
+        (101..=120).for_each(|second| assert_eq!(stops.look(second * S), Shown::default()));
+        stops.add(100 * S, 300_000_000, 120 * S + 1);
+        let shown = stops.look(121 * S);
+        assert!((262_000_000..=300_000_000).contains(&shown.p99_ns), "{shown:?}");
+        assert_eq!(shown.share, 0, "the stop itself is in no window any more");
+        assert!(stops.look(130 * S).p99_ns > 0);
+        assert_eq!((stops.look(131 * S), stops.seconds.len()), (Shown::default(), 0));
     }
 
     /// Impossible times do no harm.
     #[test]
     fn absurd() {
         let mut stops = Stops::default();
-        stops.add(5, u64::MAX);
-        stops.add(u64::MAX - 5, 4);
+        stops.add(5, u64::MAX, 7);
+        stops.add(u64::MAX - 5, 4, u64::MAX);
         assert!(stops.seconds.len() as u64 <= WINDOW_S + 1);
         assert_eq!(stops.look(30 * S).share, 0);
     }
@@ -171,7 +186,7 @@ mod tests {
                 let begin = at + gap;
                 at = begin + ms;
                 all.push((begin, at));
-                window.add(begin * 1_000_000, ms * 1_000_000);
+                window.add(begin * 1_000_000, ms * 1_000_000, at * 1_000_000);
             }
             let end = at / 1000 + later;
             let (from, to) = ((end - WINDOW_S) * 1000, end * 1000);

@@ -72,16 +72,16 @@ pub struct Gauges {
     pub live_slots: Option<u64>,
     /// Number of free slots, if known.
     pub free_slots: Option<u64>,
-    /// Number of slots of objects whose finalizers have not run.
-    pub final_slots: u64,
-    /// Number of pages of the heap.
-    pub pages: u64,
-    /// Number of old objects.
-    pub old_objects: u64,
-    /// Bytes allocated by `malloc` since the last cycle.
-    pub malloc_increase: u64,
+    /// Number of slots of objects whose finalizers have not run, if known.
+    pub final_slots: Option<u64>,
+    /// Number of pages of the heap, if known.
+    pub pages: Option<u64>,
+    /// Number of old objects, if known.
+    pub old_objects: Option<u64>,
+    /// Bytes allocated by `malloc` since the last cycle, if known.
+    pub malloc_increase: Option<u64>,
     /// The same since the last major cycle.
-    pub oldmalloc_increase: u64,
+    pub oldmalloc_increase: Option<u64>,
     /// Number of used and of free slots, by slot size in bytes. Empty for Rubies that do not count objects by size.
     pub pools: BTreeMap<u64, (u64, u64)>,
     /// Resident memory, bytes, if it was read.
@@ -95,16 +95,33 @@ pub struct Gauges {
 }
 
 impl Gauges {
+    /// Those of a service without running processes, the last of which had this Ruby: it has no value that it had not before.
+    fn nothing(image: Option<&Image>) -> Self {
+        let has = |name: &str| image.is_some_and(|image| image.stat_keys.contains(&name));
+        let of = |name: &str| has(name).then_some(0);
+        Self {
+            live_slots: Some(0),
+            free_slots: Some(0),
+            final_slots: of("heap_final_slots"),
+            pages: of("heap_allocated_pages"),
+            old_objects: of("old_objects"),
+            malloc_increase: of("malloc_increase_bytes"),
+            oldmalloc_increase: of("oldmalloc_increase_bytes"),
+            rss: Some(0),
+            ..Self::default()
+        }
+    }
+
     fn add(&mut self, other: &Self) {
         // A sum without one of the processes would be too small.
         let sum = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(one, other)| one + other);
         self.live_slots = sum(self.live_slots, other.live_slots);
         self.free_slots = sum(self.free_slots, other.free_slots);
-        self.final_slots += other.final_slots;
-        self.pages += other.pages;
-        self.old_objects += other.old_objects;
-        self.malloc_increase += other.malloc_increase;
-        self.oldmalloc_increase += other.oldmalloc_increase;
+        self.final_slots = sum(self.final_slots, other.final_slots);
+        self.pages = sum(self.pages, other.pages);
+        self.old_objects = sum(self.old_objects, other.old_objects);
+        self.malloc_increase = sum(self.malloc_increase, other.malloc_increase);
+        self.oldmalloc_increase = sum(self.oldmalloc_increase, other.oldmalloc_increase);
         for (size, (used, free)) in &other.pools {
             let sum = self.pools.entry(*size).or_default();
             *sum = (sum.0 + used, sum.1 + free);
@@ -149,6 +166,10 @@ pub struct Service {
     pub hostname: Option<String>,
     /// The Ruby of its last process.
     pub image: Option<Arc<Image>>,
+    /// Whether the GVL of any of its processes was traced.
+    pub has_gvl: bool,
+    /// Whether the time for which the GVL was held is unknown: one of its processes does not show it, and none had shown any before.
+    pub holds_unknown: bool,
     /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
     pub since_ns: u64,
     /// Number of traced processes, including those that have ended.
@@ -191,6 +212,8 @@ impl Service {
             origin: process.origin.clone(),
             hostname: process.hostname.clone(),
             image: None,
+            has_gvl: false,
+            holds_unknown: false,
             since_ns,
             seen: 0,
             running: 0,
@@ -328,6 +351,11 @@ impl Services {
         service.seen += 1;
         service.running += 1;
         service.image = Some(process.image.clone());
+        // Of processes with different Rubies, the last one does not decide: a counter that disappears and comes back counts as restarted.
+        if let Some(gvl) = process.image.gvl {
+            service.has_gvl = true;
+            service.holds_unknown |= !gvl.holds && service.gvl_held_ns == 0;
+        }
         let (gvl, load) = (GvlSoFar::default(), ServerLoad::default());
         let (ppid, server) = (process.ppid, MayServe::of(process));
         let running = Running { service: key, gauges: None, totals: None, gvl, lost: 0, load, ppid, server };
@@ -445,10 +473,7 @@ impl Services {
         }
         let sum = move |key: &ServiceKey| match gauges.get(key) {
             // A service without running processes holds no memory.
-            None => {
-                let nothing = Some(0);
-                Some(Gauges { rss: nothing, live_slots: nothing, free_slots: nothing, ..Gauges::default() })
-            }
+            None => Some(Gauges::nothing(self.known.get(key).and_then(|service| service.image.as_deref()))),
             Some((Some(sum), true)) => Some(Gauges { shares: None, ..sum.clone() }),
             Some((sum, _)) => sum.clone(),
         };
@@ -495,17 +520,16 @@ impl Services {
     fn state(&mut self, process: &Process, state: &GcState) {
         let Some(running) = self.running.get_mut(&process.pid) else { return };
         let get = |name: &str| state.value(&process.image, name);
-        let value = |name: &str| get(name).unwrap_or_default();
         let pools = HeapFigures::of(&process.image, state).pools;
         let before = running.gauges.as_ref();
         running.gauges = Some(Gauges {
             live_slots: get("heap_live_slots"),
             free_slots: get("heap_free_slots"),
-            final_slots: value("heap_final_slots"),
-            pages: value("heap_allocated_pages"),
-            old_objects: value("old_objects"),
-            malloc_increase: value("malloc_increase_bytes"),
-            oldmalloc_increase: value("oldmalloc_increase_bytes"),
+            final_slots: get("heap_final_slots"),
+            pages: get("heap_allocated_pages"),
+            old_objects: get("old_objects"),
+            malloc_increase: get("malloc_increase_bytes"),
+            oldmalloc_increase: get("oldmalloc_increase_bytes"),
             pools: pools.iter().map(|pool| (pool.slot_size, (pool.used, pool.free))).collect(),
             // If the process is gone, the last known memory is kept.
             rss: state.memory.map(|memory| memory.rss).or(before.and_then(|before| before.rss)),

@@ -107,7 +107,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
     // Before the first GC event of a process, its heap is unknown, which is not the same as zero.
     let slots = gauges.into_iter().flat_map(|gauges| {
-        [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", Some(gauges.final_slots))]
+        [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)]
             .into_iter()
             .filter_map(|(state, slots)| Some(one(&[("state", state)], Value::Number(slots?))))
     });
@@ -123,10 +123,10 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
     });
     let handed_out = service.handed_out.iter().map(|(size, slots)| of_size(size.to_string(), None, *slots));
     // Only if the GVL is traced: zero is not the same as unknown.
-    let gvl = service.image.as_ref().and_then(|image| image.gvl);
-    let times = |times: &Times| gvl.map(|_| one(&[], Value::Times(Box::new(times.clone()))));
+    let gvl = service.has_gvl;
+    let times = |times: &Times| gvl.then(|| one(&[], Value::Times(Box::new(times.clone()))));
     let (long_waits, waits) = (times(&service.gvl_long_waits), times(&service.gvl_waits));
-    let held = gvl.filter(|gvl| gvl.holds).map(|_| one(&[], Value::Time(service.gvl_held_ns)));
+    let held = (gvl && !service.holds_unknown).then(|| one(&[], Value::Time(service.gvl_held_ns)));
     let shares = |part: fn(&Shares) -> u64| {
         gauges.and_then(|gauges| gauges.shares.as_ref()).map(part).map_or_else(Vec::new, number)
     };
@@ -193,7 +193,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "{page}",
             Gauge,
             "Pages of the heap at the last GC event of each running process",
-            gauge(|gauges| Some(gauges.pages)),
+            gauge(|gauges| gauges.pages),
         ),
         figure(
             "cruby_old_objects",
@@ -201,7 +201,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "{object}",
             Gauge,
             "Objects of the old generation at the last GC event of each running process",
-            gauge(|gauges| Some(gauges.old_objects)),
+            gauge(|gauges| gauges.old_objects),
         ),
         figure(
             "cruby_allocated_objects",
@@ -233,7 +233,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "By",
             Gauge,
             "Bytes allocated by malloc since the last collection, at the last GC event of each running process",
-            gauge(|gauges| Some(gauges.malloc_increase)),
+            gauge(|gauges| gauges.malloc_increase),
         ),
         figure(
             "cruby_oldmalloc_increase",
@@ -241,7 +241,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "By",
             Gauge,
             "Bytes allocated by malloc since the last major collection began, at the last GC event of each running process",
-            gauge(|gauges| Some(gauges.oldmalloc_increase)),
+            gauge(|gauges| gauges.oldmalloc_increase),
         ),
         figure(
             "cruby_resident_memory",
@@ -410,4 +410,87 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             number(service.lost),
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        aggregate::services::{
+            Services,
+            tests::{END, process, state},
+        },
+        model::{
+            Process,
+            gvl::GvlCoverage,
+            gvl_so_far::GvlSoFar,
+            seen::{Observer as _, Seen},
+        },
+    };
+
+    /// Names of the figures of the only service that have a value.
+    fn shown(services: &Services) -> Vec<&'static str> {
+        let (_, service, gauges) = services.iter().next().unwrap();
+        let some = of(service, gauges.as_ref()).into_iter().filter(|figure| !figure.points.is_empty());
+        some.map(|figure| figure.prometheus).collect()
+    }
+
+    /// Keys that a Ruby does not have are not zero, nor after the end of the last process.
+    #[test]
+    fn unknown_keys() {
+        let mut services = Services::new(false);
+        let (process, state) = (process(1, "web"), state(10, 100));
+        services.see(&process, Seen::Process { state: Some(&state), now_ns: 1, since_ns: 1 });
+        let unknown =
+            ["cruby_heap_pages", "cruby_old_objects", "cruby_malloc_increase", "cruby_oldmalloc_increase"];
+        let is_absent = |services: &Services| unknown.iter().all(|name| !shown(services).contains(name));
+        assert!(is_absent(&services) && shown(&services).contains(&"cruby_heap_slots"));
+        services.see(&process, Seen::Ended(&END));
+        assert!(is_absent(&services) && shown(&services).contains(&"cruby_heap_slots"));
+        let mut known = process;
+        let image = std::sync::Arc::make_mut(&mut known.image);
+        image.stat_keys[0] = "old_objects";
+        services.see(&known, Seen::Process { state: Some(&state), now_ns: 2, since_ns: 2 });
+        assert!(shown(&services).contains(&"cruby_old_objects"));
+        services.see(&known, Seen::Ended(&END));
+        assert!(shown(&services).contains(&"cruby_old_objects"));
+    }
+
+    /// What is shown of the GVL does not depend on which process of a service was the last one to start.
+    #[test]
+    fn gvl_of_several_rubies() {
+        let with = |pid, holds: Option<bool>| {
+            let mut process: Process = process(pid, "web");
+            let gvl = holds.map(|holds| GvlCoverage { holds, ..GvlCoverage::default() });
+            std::sync::Arc::make_mut(&mut process.image).gvl = gvl;
+            process
+        };
+        let see = |services: &mut Services, process: &Process| {
+            services.see(process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
+        };
+        let gvl = |services: &Services| {
+            let shown = shown(services);
+            (shown.contains(&"cruby_gvl_wait"), shown.contains(&"cruby_gvl_held"))
+        };
+        let mut services = Services::new(false);
+        see(&mut services, &with(1, None));
+        assert_eq!(gvl(&services), (false, false));
+        see(&mut services, &with(2, Some(true)));
+        assert_eq!(gvl(&services), (true, true));
+        see(&mut services, &with(3, None));
+        assert_eq!(gvl(&services), (true, true), "a process whose GVL is not traced takes nothing back");
+        see(&mut services, &with(4, Some(false)));
+        assert_eq!(gvl(&services), (true, false), "the sum would lack its holds");
+        see(&mut services, &with(5, Some(true)));
+        assert_eq!(gvl(&services), (true, false));
+
+        // What was shown remains.
+        let mut services = Services::new(false);
+        let first = with(1, Some(true));
+        see(&mut services, &first);
+        let so_far = GvlSoFar::of_counts(Box::new([0; gctrace_common::gvl::BUCKETS]), 0, 7);
+        services.see(&first, Seen::GvlSoFar(&so_far));
+        see(&mut services, &with(2, Some(false)));
+        assert_eq!(gvl(&services), (true, true));
+    }
 }

@@ -258,7 +258,19 @@ impl Collector {
     }
 
     fn post(&mut self, bytes: &[u8]) -> Result<Outcome<Receipt>, ureq::Error> {
-        let packed = self.gzip.then(|| gzip::compress(bytes));
+        let packed = self.gzip;
+        let mut answer = self.exchange(bytes, packed)?;
+        // A proxy may limit the size. It does not know what the collector accepts, and the set is refused otherwise.
+        if answer.code == 413 && !packed {
+            answer = self.exchange(bytes, true)?;
+        }
+        let Answer { code, body, after } = answer;
+        Ok(meaning(&self.url, code, &body, after))
+    }
+
+    /// Sends a set once, compressed with gzip if `packed`.
+    fn exchange(&mut self, bytes: &[u8], packed: bool) -> Result<Answer, ureq::Error> {
+        let packed = packed.then(|| gzip::compress(bytes));
         let body = packed.as_deref().unwrap_or(bytes);
         let request = self
             .agent
@@ -272,11 +284,25 @@ impl Collector {
         let request =
             if packed.is_some() { request.header(header::CONTENT_ENCODING, "gzip") } else { request };
         let mut response = request.send(body)?;
-        self.gzip = takes_gzip(response.headers());
-        let after = upload::retry_after(response.headers());
+        let code = response.status().as_u16();
         let body = upload::read_answer(response.body_mut(), MAX_ANSWER);
-        Ok(meaning(&self.url, response.status().as_u16(), &String::from_utf8_lossy(&body), after))
+        let (body, headers) = (String::from_utf8_lossy(&body), response.headers());
+        // Other answers without the header may be those of a proxy, such as 502 while the collector starts.
+        let of_collector = matches!(code, 200..=299 | 412) || (code == 404 && is_unknown_token(&body));
+        if of_collector || headers.contains_key(header::ACCEPT_ENCODING) {
+            self.gzip = takes_gzip(headers);
+        }
+        let after = upload::retry_after(headers);
+        Ok(Answer { code, body: body.into_owned(), after })
     }
+}
+
+/// A response.
+struct Answer {
+    code: u16,
+    body: String,
+    /// The minimum delay before a retry, if one is given.
+    after: Option<Duration>,
 }
 
 /// Additional time for a body of this size.
@@ -407,6 +433,53 @@ mod tests {
             assert!(in_the_clear(far), "{far}");
         }
         assert!(!in_the_clear("https://h"));
+    }
+
+    /// Sets are compressed from the first answer of the collector on that accepts it, whatever proxies answer meanwhile, and once more where a proxy
+    /// finds a set too large.
+    #[test]
+    fn compressed() {
+        const TAKES: &str = "Accept-Encoding: gzip\r\n";
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let mut collector = Collector::new(&url, TIMEOUT);
+        // The answers to a set; returns whether its requests were compressed, and whether it was accepted.
+        let mut send = |answers: &[(u16, &str)]| {
+            std::thread::scope(|scope| {
+                let server = scope.spawn(|| {
+                    let mut packed = Vec::new();
+                    for (code, further) in answers {
+                        let (mut peer, _) = listener.accept().unwrap();
+                        let (mut head, mut byte) = (Vec::new(), [0]);
+                        while !head.ends_with(b"\r\n\r\n") {
+                            io::Read::read_exact(&mut peer, &mut byte).unwrap();
+                            head.push(byte[0]);
+                        }
+                        let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+                        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+                        let mut body = vec![0; length.unwrap().parse().unwrap()];
+                        io::Read::read_exact(&mut peer, &mut body).unwrap();
+                        packed.push(head.contains("content-encoding: gzip"));
+                        let answer = format!(
+                            "HTTP/1.1 {code} x\r\nConnection: close\r\nContent-Length: 0\r\n{further}\r\n"
+                        );
+                        io::Write::write_all(&mut peer, answer.as_bytes()).unwrap();
+                    }
+                    packed
+                });
+                let accepted = matches!(collector.send(b"[]".to_vec()), Outcome::Accepted(_));
+                (server.join().unwrap(), accepted)
+            })
+        };
+        assert_eq!(send(&[(502, "")]), (vec![false], false));
+        assert_eq!(send(&[(413, ""), (200, TAKES)]), (vec![false, true], true));
+        assert_eq!(send(&[(502, "")]), (vec![true], false));
+        assert_eq!(send(&[(404, "")]), (vec![true], false), "of a proxy");
+        assert_eq!(send(&[(413, "")]), (vec![true], false), "it cannot become smaller");
+        assert_eq!(send(&[(200, "")]), (vec![true], true), "it accepts it no longer");
+        assert_eq!(send(&[(500, TAKES)]), (vec![false], false));
+        assert_eq!(send(&[(412, "")]), (vec![true], true));
+        assert_eq!(send(&[(413, ""), (413, "")]), (vec![false, true], false));
     }
 
     /// A reachable peer that does not accept a set in time does not count as unreachable: other sets pass.

@@ -198,12 +198,23 @@ impl GvlReader {
         Ok(read)
     }
 
-    /// Removes and returns the wait edges of ended threads, given as process, execs and thread: only the thread itself adds to them.
+    /// For each program (process and number of execs) with threads that wait for their GVL: since when the first of them has been waiting.
+    pub fn waiting_since(&self) -> Result<std::collections::HashMap<(u32, u32), u64>, MapError> {
+        let gate = GvlGate::unpack(self.gate.get(&0, 0)?);
+        Ok(first_waits(&self.look()?, gate.epoch))
+    }
+
+    /// Removes and returns the wait edges of threads that no longer wait, given as process, execs and thread, and those of waits for threads
+    /// for which no thread waits any more.
     pub fn take_ended(
         &mut self,
-        ended: &HashSet<(u32, u32, u64)>,
+        waiters: &HashSet<(u32, u32, u64)>,
+        holders: &HashSet<(u32, u32, u64)>,
     ) -> Result<Vec<(GvlEdgeKey, GvlEdge)>, MapError> {
-        let wanted = |key: &GvlEdgeKey| ended.contains(&(key.tgid, key.execs, key.waiter));
+        let wanted = |key: &GvlEdgeKey| {
+            waiters.contains(&(key.tgid, key.execs, key.waiter))
+                || holders.contains(&(key.tgid, key.execs, key.holder))
+        };
         let mut taken = Vec::new();
         for key in keys(&self.edges, wanted, MAX_GVL_EDGES)? {
             taken.push((key, self.edges.get(&key, 0)?));
@@ -249,6 +260,18 @@ impl GvlReader {
     }
 }
 
+/// A wait of an earlier epoch is over, and what it was for is not added up.
+fn first_waits(threads: &[(GvlKey, GvlThread)], epoch: u32) -> std::collections::HashMap<(u32, u32), u64> {
+    let mut first = std::collections::HashMap::new();
+    for (key, thread) in threads {
+        if thread.epoch == epoch && thread.state == GvlState::Ready as u32 {
+            let since = first.entry((key.tgid, key.execs)).or_insert(u64::MAX);
+            *since = thread.since_ns.min(*since);
+        }
+    }
+    first
+}
+
 /// The same decision as in `gvl::locks::waits_since` of the programs.
 fn waits_since(gate: GvlGate, task: &GvlTask, thread: &GvlThread) -> u64 {
     if gate.level != GvlGate::EVENTS || thread.id != task.owner || thread.epoch != gate.epoch {
@@ -280,6 +303,25 @@ fn keys<K: Pod + Ord, V: Pod>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of each program, the wait that began first counts, unless it began before the gate was closed.
+    #[test]
+    fn first() {
+        let of = |tgid, execs, state: GvlState, epoch, since_ns| {
+            let mut thread = GvlThread::blank();
+            (thread.state, thread.epoch, thread.since_ns) = (state as u32, epoch, since_ns);
+            (GvlKey { at: since_ns, tgid, execs }, thread)
+        };
+        let threads = [
+            of(1, 0, GvlState::Ready, 3, 20),
+            of(1, 0, GvlState::Ready, 3, 10),
+            of(1, 0, GvlState::Away, 3, 5),
+            of(1, 0, GvlState::Ready, 2, 4),
+            of(1, 1, GvlState::Ready, 3, 30),
+            of(2, 0, GvlState::Running, 3, 1),
+        ];
+        assert_eq!(first_waits(&threads, 3), [((1, 0), 10), ((1, 1), 30)].into());
+    }
 
     /// A thread's state is valid only for the native thread that runs it and since the gate was opened.
     #[test]

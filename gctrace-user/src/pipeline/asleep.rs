@@ -37,6 +37,11 @@ pub(super) struct Asleep {
     doubtful: HashSet<(u32, u64)>,
 }
 
+/// Forgets doubtful entries that have been replaced or removed. `begin_ns`: the start of the off-CPU time in the current entry of a thread.
+fn forget_replaced(doubtful: &mut HashSet<(u32, u64)>, begin_ns: impl Fn(u32) -> Option<u64>) {
+    doubtful.retain(|(tid, entered_ns)| begin_ns(*tid) == Some(*entered_ns));
+}
+
 impl Asleep {
     pub(super) fn new(map: AwayMap) -> Self {
         Self { map, doubtful: HashSet::new() }
@@ -83,6 +88,9 @@ impl Pipeline {
             Ok(tids) => tids,
             Err(error) => return log::debug!("the threads of pid {pid}: {error}"),
         };
+        if let Some(Asleep { map, doubtful }) = &mut self.asleep {
+            forget_replaced(doubtful, |tid| Some(map.get(tid)?.begin_ns));
+        }
         let reading = known.threads.as_deref().and_then(|layout| Reading::of(layout, pid, ruby.bias));
         for tid in tids {
             self.find_sleeper(pid, tid, &ruby, reading.as_ref());
@@ -205,5 +213,22 @@ impl Pipeline {
                 self.stacks.still_away(tid, &entry, gvl_ns, now_ns);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A doubtful entry is remembered only as long as the kernel side's map has it.
+    #[test]
+    fn replaced() {
+        let mut doubtful = HashSet::from([(1, 10), (2, 20), (3, 30)]);
+        forget_replaced(&mut doubtful, |tid| match tid {
+            1 => Some(10),
+            2 => Some(21),
+            _ => None,
+        });
+        assert_eq!(doubtful, HashSet::from([(1, 10)]));
     }
 }

@@ -35,24 +35,28 @@ pub struct GcAndWaits {
 impl GcAndWaits {
     /// Adds a pause.
     pub fn pause(&mut self, begin_ns: u64, ns: u64) {
-        Self::push(&mut self.pauses, &mut self.overflown, begin_ns, ns);
+        self.push(|all| &mut all.pauses, begin_ns, ns);
     }
 
-    /// Notes that not all pauses or waits are known.
+    /// Notes that not all pauses or waits are known. Those that are known are no longer needed.
     pub fn incomplete(&mut self) {
-        self.overflown = true;
+        *self = Self { overflown: true, ..Self::default() };
     }
 
     /// Adds a wait.
     pub fn wait(&mut self, begin_ns: u64, ns: u64) {
-        Self::push(&mut self.waits, &mut self.overflown, begin_ns, ns);
+        self.push(|all| &mut all.waits, begin_ns, ns);
     }
 
-    fn push(list: &mut Vec<(u64, u64)>, overflown: &mut bool, begin_ns: u64, ns: u64) {
+    fn push(&mut self, list: fn(&mut Self) -> &mut Vec<(u64, u64)>, begin_ns: u64, ns: u64) {
+        if self.overflown {
+            return;
+        }
+        let list = list(self);
         if list.len() < MAX_MOMENTS {
             list.push((begin_ns, begin_ns + ns));
         } else {
-            *overflown = true;
+            self.incomplete();
         }
     }
 
@@ -297,6 +301,27 @@ mod tests {
             .map(|b| (b.waiter.as_ref().map(|w| &*w.comm), b.holder.as_ref().map(|h| &*h.comm)))
             .collect();
         assert_eq!(names, [(Some("one"), Some("two")), (Some("two"), None)]);
+    }
+
+    /// Once there are too many pauses or waits, or some are missing, none are kept, because their sums are unknown.
+    #[test]
+    fn moments() {
+        let fill = |add: fn(&mut GcAndWaits, u64, u64)| {
+            let mut all = GcAndWaits::default();
+            all.pause(1, 1);
+            all.wait(2, 1);
+            (0..=MAX_MOMENTS as u64).for_each(|at| add(&mut all, 10 * at, 1));
+            all
+        };
+        let mut missing = GcAndWaits::default();
+        missing.pause(1, 1);
+        missing.incomplete();
+        for mut all in [fill(GcAndWaits::pause), fill(GcAndWaits::wait), missing] {
+            all.pause(1, 1);
+            all.wait(1, 1);
+            assert_eq!((all.pauses.capacity(), all.waits.capacity()), (0, 0));
+            assert_eq!(all.sum(0, &OpenTimes::default()), None);
+        }
     }
 
     /// What a thread did after the probes were stopped is not reported, and counts as unwatched time.

@@ -60,7 +60,7 @@ use self::{
     refusals::{Counted, Refusal},
     requests::Numbered,
     server_load::Loads,
-    traced::{TracedProcess, Waiting},
+    traced::{Described, TracedProcess, Waiting},
 };
 
 /// Maximum number of GC records handled at a time, so that a signal is handled promptly under any load.
@@ -455,17 +455,13 @@ impl Pipeline {
             self.gvl_replaced(pid);
             self.end(pid, EndReason::Execed, seen_ns);
         }
-        let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
-        let mut arguments_at = proc::arguments_at(pid);
-        // The data read may be of the program that a forked child runs by now, or the child is gone.
+        let mut described = Described::read(pid, comm, &known.image, self.names.place(pid));
         let parent = self.forking_parent(pid, &known.image, seen_ns);
         let forked = parent.is_some();
-        if let Some(parent) = parent
-            && arguments_at.is_none_or(|at| parent.arguments_at.is_some_and(|of_parent| at != of_parent))
-        {
-            process = parent.forked(process, comm);
-            arguments_at = parent.arguments_at;
+        if let Some(parent) = parent {
+            described = described.forked_by(parent, comm);
         }
+        let Described { mut process, arguments_at, environment } = described;
         process.ppid = self.forked_by(pid, seen_ns).or(process.ppid);
         let memory = MemoryReader::open(pid).ok();
         let waiting = self.waiting.remove(&pid).unwrap_or_default();
@@ -478,6 +474,7 @@ impl Pipeline {
             fold: CycleFold::after(waiting.seq),
             memory,
             arguments_at,
+            environment,
             shares_read: None,
             starts_outside: 0,
             has_unreported: false,

@@ -35,8 +35,8 @@ pub struct ProcessLine {
     pub container_runtime: Option<String>,
     /// Name of the container.
     pub container_name: Option<String>,
-    /// `RUBY_GC_*` of its environment.
-    pub env: Map<String, Value>,
+    /// `RUBY_GC_*` of its environment, if that is known.
+    pub env: Option<Map<String, Value>>,
     /// `GC.stat` when it was found, if its VM could be read by then.
     pub stat: Option<Map<String, Value>>,
 }

@@ -79,6 +79,7 @@ mod live_servers;
 mod live_spans;
 mod live_stacks;
 mod live_summary;
+mod live_titles;
 mod live_top;
 mod live_unix_requests;
 mod live_untrusted;

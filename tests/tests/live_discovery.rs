@@ -190,7 +190,8 @@ fn process_lines_describe_the_process() -> Result<()> {
     assert_eq!(process.ruby, ruby.version());
     assert_eq!(process.ns_pid, Some(done.pid));
     assert_eq!(process.ppid, Some(std::process::id()));
-    assert_eq!(process.env.get("RUBY_GC_HEAP_GROWTH_FACTOR").and_then(|value| value.as_str()), Some("1.5"));
+    let env = process.env.as_ref().context("the environment is unknown")?;
+    assert_eq!(env.get("RUBY_GC_HEAP_GROWTH_FACTOR").and_then(|value| value.as_str()), Some("1.5"));
     assert!(
         process.cmdline.iter().flatten().any(|word| word.ends_with("explicit.rb")),
         "{:?}",
@@ -522,7 +523,10 @@ fn forked_and_gone() -> Result<()> {
     ensure!(children.len() == CHILDREN, "{} children: {}", children.len(), finished.errors());
     for child in children {
         ensure!(child.cmdline.as_ref() == Some(command) && child.comm == parent.comm, "{child:?}");
-        ensure!(child.env.is_empty() && child.ppid == Some(parent.pid), "{child:?}");
+        ensure!(
+            child.env.as_ref().is_some_and(serde_json::Map::is_empty) && child.ppid == Some(parent.pid),
+            "{child:?}"
+        );
     }
     let services = report.summaries.iter().filter(|line| line["service"] == "forks-and-execs.rb");
     ensure!(services.count() == CHILDREN + 1, "{:?}", report.summaries);

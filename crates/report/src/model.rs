@@ -38,8 +38,8 @@ pub struct Process {
     pub hostname: Option<String>,
     /// Its container, pod and unit.
     pub container: Container,
-    /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted.
-    pub gc_env: BTreeMap<String, String>,
+    /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted. `None`: that environment is unknown.
+    pub gc_env: Option<BTreeMap<String, String>>,
     /// Names of variables that begin with `RUBY_GC_` but that Ruby never reads; they are refused.
     pub gc_env_refused: Vec<String>,
     /// What it belongs to.

@@ -1,11 +1,11 @@
 //! The origin of a process: its service, from what its OpenTelemetry SDK publishes, its initial environment, its systemd unit or its
 //! command line, and where it runs.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use gctrace_tunemygc::printable::printable;
 
-use super::{environ, process_context, root_file};
+use super::{environ::Environment, process_context, root_file};
 use crate::{
     model::{Container, Origin, server},
     words::percent_decoded,
@@ -20,11 +20,17 @@ const MAX_ATTRIBUTES: usize = 32;
 /// Where a container in Kubernetes finds its namespace.
 const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// Reads the origin; what cannot be read is absent. `container`: where the process runs.
-pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> Origin {
-    let environ = environ::read(pid).unwrap_or_default();
+/// Reads the origin; what cannot be read is absent. `container`: where the process runs; `environment`: its initial one, if known.
+pub fn read(
+    pid: u32,
+    comm: &str,
+    cmdline: &[String],
+    container: &Container,
+    environment: Option<&Environment>,
+) -> Origin {
     let published = process_context::read(pid).unwrap_or_default();
-    let mut origin = tell(&published, &environ, container, comm, cmdline);
+    let mut origin =
+        tell(&published, environment.unwrap_or(&Environment::default()), container, comm, cmdline);
     if origin.pod.is_some() && origin.namespace.is_none() {
         origin.namespace = root_file::line(pid, NAMESPACE).map(|name| clean(&name));
     }
@@ -33,12 +39,12 @@ pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> 
 
 fn tell(
     published: &[(String, String)],
-    environ: &[u8],
+    environment: &Environment,
     container: &Container,
     comm: &str,
     cmdline: &[String],
 ) -> Origin {
-    let environment = environment(environ);
+    let environment = &environment.service;
     let set = |name: &str| environment.get(name).filter(|value| !value.is_empty()).cloned();
     let list = environment.get("OTEL_RESOURCE_ATTRIBUTES").map_or_else(Vec::new, |list| listed(list));
     // The SDK publishes the result of the environment and the program's own settings.
@@ -76,16 +82,6 @@ fn taken((key, value): &(String, String)) -> Option<(String, String)> {
 fn service_name(attributes: &mut Vec<(String, String)>) -> Option<String> {
     let at = attributes.iter().position(|(key, _)| key == "service.name")?;
     Some(attributes.remove(at).1)
-}
-
-/// The relevant environment variables.
-fn environment(environ: &[u8]) -> BTreeMap<String, String> {
-    let entries =
-        environ.split(|&byte| byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='));
-    entries
-        .filter(|(name, _)| matches!(*name, "OTEL_SERVICE_NAME" | "OTEL_RESOURCE_ATTRIBUTES" | "DD_SERVICE"))
-        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
-        .collect()
 }
 
 /// `key=value,key=value` with percent-encoded values (OpenTelemetry's resource SDK specification).
@@ -136,7 +132,7 @@ mod tests {
         let ruby = words("/usr/bin/ruby -w -I lib /srv/shop/bin/work.rb 1");
         let unit = "/system.slice/shop@3.service";
         let full = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=service.name=x,a=b%20c,broken,=y,z=%zz\0DD_SERVICE=dd\0";
-        let origin = tell(&[], full, &parse(unit), "ruby", &ruby);
+        let origin = tell(&[], &Environment::parse(full), &parse(unit), "ruby", &ruby);
         assert_eq!(origin.service, "web");
         assert_eq!(origin.attributes, [("a".into(), "b c".into()), ("z".into(), "%zz".into())]);
         let environments: [(&[u8], &str, &str); 5] = [
@@ -147,7 +143,8 @@ mod tests {
             (b"\xff=\0", "", "work.rb"),
         ];
         for (environ, cgroup, service) in environments {
-            assert_eq!(tell(&[], environ, &parse(cgroup), "ruby", &ruby).service, service);
+            let environment = Environment::parse(environ);
+            assert_eq!(tell(&[], &environment, &parse(cgroup), "ruby", &ruby).service, service);
         }
     }
 
@@ -155,13 +152,13 @@ mod tests {
     /// are not shown.
     #[test]
     fn published() {
-        let environ = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=a=1,b=2\0";
+        let environment = Environment::parse(b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=a=1,b=2\0");
         let of = |published: &[(&str, &str)]| {
             let published = published
                 .iter()
                 .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
                 .collect::<Vec<_>>();
-            tell(&published, environ, &parse(""), "ruby", &[])
+            tell(&published, &environment, &parse(""), "ruby", &[])
         };
         let origin =
             of(&[("service.name", "shop"), ("a", "9"), ("process.pid", "7"), ("\u{1b}c", "x\n"), ("d", "")]);

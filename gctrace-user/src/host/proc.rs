@@ -1,7 +1,6 @@
 //! Facts from `/proc`. Every reader returns `None` for a process that is gone.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
     io,
     os::unix::fs::FileExt,
@@ -9,17 +8,14 @@ use std::{
 };
 
 use gctrace_common::memory::{MM_ANON, MM_FILE, MM_SHMEM, MM_SWAP, MemoryPages};
-use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
+use gctrace_tunemygc::printable::printable;
 use procfs::process::StatFlags;
 
-use super::{environ, origin, proc_root, root_file};
+use super::{environ::Environment, origin, proc_root, root_file};
 use crate::{
     clock::{WallClock, boottime_ns, monotonic_ns},
     model::{Container, Image, Memory, MemorySource, Process, Shares},
 };
-
-/// Value shown instead of a secret.
-const REDACTED: &str = "[redacted]";
 
 /// Reads the resident memory of one process repeatedly through one open file.
 #[derive(Debug)]
@@ -193,8 +189,14 @@ pub fn started_ns(pid: u32) -> Option<u64> {
     Some(u64::try_from(since_boot).ok()?.saturating_sub(asleep))
 }
 
-/// Describes a process, as far as its data can be read.
-pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -> Process {
+/// Describes a process, as far as its data can be read. `environment`: its initial environment, if known.
+pub fn describe(
+    pid: u32,
+    comm: &str,
+    image: Arc<Image>,
+    container: Container,
+    environment: Option<&Environment>,
+) -> Process {
     let process = proc_root::process(pid).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
     let status = process.as_ref().and_then(|p| p.status().ok());
@@ -204,9 +206,7 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
     let cmdline = proc_root::cmdline(pid).ok().filter(|args| !args.is_empty());
     let cmdline = cmdline.map(shortened);
-    let (gc_env, gc_env_refused) = gc_env(pid).unwrap_or_default();
-    let origin = Arc::new(origin::read(pid, &comm, cmdline.as_deref().unwrap_or_default(), &container));
-    Process {
+    let described = Process {
         pid,
         ns_pid,
         ppid: stat.as_ref().map(|stat| stat.ppid as u32),
@@ -216,10 +216,23 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
         uid,
         hostname: hostname(pid),
         container,
-        gc_env,
-        gc_env_refused,
-        origin,
+        gc_env: None,
+        gc_env_refused: Vec::new(),
+        origin: Arc::default(),
         image,
+    };
+    with_environment(described, environment)
+}
+
+/// Describes a process by an initial environment that is known from elsewhere.
+pub fn with_environment(process: Process, environment: Option<&Environment>) -> Process {
+    let Process { pid, ref comm, ref cmdline, ref container, .. } = process;
+    let origin = origin::read(pid, comm, cmdline.as_deref().unwrap_or_default(), container, environment);
+    Process {
+        gc_env: environment.map(|environment| environment.gc.clone()),
+        gc_env_refused: environment.map_or_else(Vec::new, |environment| environment.gc_refused.clone()),
+        origin: Arc::new(origin),
+        ..process
     }
 }
 
@@ -273,41 +286,6 @@ fn start_seconds(ticks: u64) -> f64 {
     (start * per_second as f64).round() / per_second as f64
 }
 
-/// The `RUBY_GC_*` variables of the initial environment, and the names of those refused.
-type GcEnv = (BTreeMap<String, String>, Vec<String>);
-
-/// The token is a secret and is not kept.
-fn gc_env(pid: u32) -> Option<GcEnv> {
-    environ::read(pid).map(|bytes| parse_gc_env(&bytes))
-}
-
-/// Maximum number of `RUBY_GC_*` variables, and maximum bytes of the name or the value of one: Ruby knows some twenty, with numeric values.
-const VARIABLES: usize = 256;
-const LONGEST_VARIABLE: usize = 1024;
-
-fn parse_gc_env(environ: &[u8]) -> GcEnv {
-    let (mut kept, mut refused) = GcEnv::default();
-    for entry in environ.split(|&byte| byte == 0) {
-        let entry = String::from_utf8_lossy(entry);
-        let Some((name, value)) = entry.split_once('=').filter(|(name, _)| name.starts_with("RUBY_GC_"))
-        else {
-            continue;
-        };
-        if kept.len() + refused.len() >= VARIABLES {
-            break;
-        }
-        if name.len() > LONGEST_VARIABLE || value.len() > LONGEST_VARIABLE {
-            refused.push(name.chars().take(LONGEST_VARIABLE).collect());
-        } else if is_name(name) {
-            let value = if name == "RUBY_GC_TOKEN" { REDACTED } else { value };
-            kept.insert(name.to_owned(), value.to_owned());
-        } else {
-            refused.push(name.to_owned());
-        }
-    }
-    (kept, refused)
-}
-
 /// Host name of the process's UTS namespace: gctrace's own if the namespace is the same, otherwise the name in the container's root
 /// (runtimes write the name they set to /etc/hostname).
 fn hostname(pid: u32) -> Option<String> {
@@ -330,7 +308,7 @@ mod tests {
         assert!(!is_in(0b10, 1) && !is_in(u64::MAX, 0) && !is_in(u64::MAX, 65) && !is_in(0, 64));
     }
 
-    /// However long the arguments and variables of a program are, what is kept of them is limited.
+    /// However long the arguments of a program are, what is kept of them is limited.
     #[test]
     fn long_ones() {
         let args =
@@ -341,27 +319,6 @@ mod tests {
         assert_eq!(shortened(args(&[4, 32_768, 1])), ["xxxx", "... (2 more arguments, 32769 bytes)"]);
         assert_eq!(shortened(args(&[1 << 20])), ["... (1 more arguments, 1048576 bytes)"]);
         assert_eq!(shortened(args(&vec![0; 5000])).len(), 4097);
-        let environ: Vec<u8> = (0..1000).flat_map(|n| format!("RUBY_GC_{n}=1\0").into_bytes()).collect();
-        assert_eq!(parse_gc_env(&environ).0.len(), VARIABLES);
-        let (kept, refused) =
-            parse_gc_env(format!("RUBY_GC_A={}\0RUBY_GC_B=1\0", "1".repeat(5000)).as_bytes());
-        assert_eq!((kept.len(), refused), (1, vec!["RUBY_GC_A".to_owned()]));
-    }
-
-    /// Only GC variables are kept, and the token never is.
-    #[test]
-    fn environment() {
-        let environ =
-            b"PATH=/bin\0RUBY_GC_TOKEN=secret\0RUBY_GC_HEAP_GROWTH_FACTOR=1.2\0RUBYOPT=-W0\0BROKEN\0\xff=x\0";
-        let (env, refused) = parse_gc_env(environ);
-        assert!(refused.is_empty(), "{refused:?}");
-        assert_eq!(env.len(), 2);
-        assert_eq!(env["RUBY_GC_TOKEN"], REDACTED);
-        assert_eq!(env["RUBY_GC_HEAP_GROWTH_FACTOR"], "1.2");
-        let (env, refused) =
-            parse_gc_env("RUBY_GC_X\n\n  For speed:=1\0RUBY_GC_\u{202e}=2\0RUBY_GC_Y=\x1b\0".as_bytes());
-        assert_eq!(refused, ["RUBY_GC_X\n\n  For speed:", "RUBY_GC_\u{202e}"]);
-        assert_eq!(env["RUBY_GC_Y"], "\x1b", "values are data: shown escaped, sent as they are");
     }
 
     /// A process is running as long as one of its threads is, even if its first thread has ended.

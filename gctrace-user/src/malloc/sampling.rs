@@ -20,7 +20,7 @@ use crate::{
     discover::site_image,
     export::profile::MallocProfile,
     heap::Target,
-    host::{names::Names, proc::describe, proc_root},
+    host::{environ::Environment, names::Names, proc::describe, proc_root},
     images::{GcOf, Images, KnownImage},
     model::Process,
     native::Tables,
@@ -108,7 +108,9 @@ impl Sampling {
             MallocFailure::System { what: "starting the thread that reads stacks", source }
         })?;
         let place = Names::below(&proc_root::file_root(), None).place(pid);
-        let process = describe(pid, target.command.as_deref().unwrap_or("ruby"), image, place);
+        let environment = Environment::of(pid);
+        let comm = target.command.as_deref().unwrap_or("ruby");
+        let process = describe(pid, comm, image, place, environment.as_ref());
         Ok(Some(Self {
             process,
             period,

@@ -10,9 +10,12 @@ use gctrace_common::event::PauseEvent;
 use super::before::Beginning;
 use crate::{
     aggregate::gc_cycle::CycleFold,
-    host::proc::{self, MemoryReader},
+    host::{
+        environ::Environment,
+        proc::{self, MemoryReader},
+    },
     images::KnownImage,
-    model::{Memory, Process, Shares, request::GcTime, seen::CyclesBefore},
+    model::{Container, Image, Memory, Process, Shares, request::GcTime, seen::CyclesBefore},
 };
 
 /// Minimum interval between reads of how a process's memory is shared.
@@ -56,6 +59,48 @@ impl Waiting {
     }
 }
 
+/// What is read of a process that is about to be traced.
+pub(super) struct Described {
+    pub(super) process: Process,
+    /// See [`proc::arguments_at`]; `None` if unknown.
+    pub(super) arguments_at: Option<u64>,
+    /// Its initial environment; `None` if unknown.
+    pub(super) environment: Option<Arc<Environment>>,
+}
+
+impl Described {
+    /// Reads it. `comm`: the name of its thread, if known.
+    pub(super) fn read(pid: u32, comm: &str, image: &Arc<Image>, place: Container) -> Self {
+        let environment = Environment::of(pid).map(Arc::new);
+        let process = proc::describe(pid, comm, Arc::clone(image), place, environment.as_deref());
+        // Read last: if the process executes another program meanwhile, this is that program's.
+        Self { process, arguments_at: proc::arguments_at(pid), environment }
+    }
+
+    /// Corrects it for a process that still ran the program of its parent when it was seen. `comm`: as above.
+    pub(super) fn forked_by(self, parent: &TracedProcess, comm: &str) -> Self {
+        let Self { process, arguments_at, environment } = self;
+        match (arguments_at, parent.arguments_at) {
+            (Some(at), Some(of_parent)) if at == of_parent => {
+                if environment.is_some() {
+                    return Self { process, arguments_at, environment };
+                }
+                // A title has overwritten the environment that it has from its parent, either its own or, before the fork, the parent's.
+                let environment = parent.environment.clone();
+                let process = proc::with_environment(process, environment.as_deref());
+                Self { process, arguments_at, environment }
+            }
+            (Some(_), None) => Self { process, arguments_at, environment },
+            // What was read is of the program that the child runs by now, or the child is gone.
+            _ => Self {
+                process: parent.forked(process, comm),
+                arguments_at: parent.arguments_at,
+                environment: parent.environment.clone(),
+            },
+        }
+    }
+}
+
 /// A traced process.
 pub(super) struct TracedProcess {
     pub(super) process: Process,
@@ -64,6 +109,8 @@ pub(super) struct TracedProcess {
     pub(super) memory: Option<MemoryReader>,
     /// See [`proc::arguments_at`]; `None` if unknown.
     pub(super) arguments_at: Option<u64>,
+    /// Its initial environment; `None` if unknown.
+    pub(super) environment: Option<Arc<Environment>>,
     /// When it was last read how its memory is shared.
     pub(super) shares_read: Option<Instant>,
     /// Number of consecutive cycle starts outside any pause.
@@ -95,7 +142,7 @@ pub(super) struct TracedProcess {
 
 impl TracedProcess {
     /// Describes a forked child of it until the child calls exec. `comm`: the name of the child's thread at that time, if known.
-    pub(super) fn forked(&self, child: Process, comm: &str) -> Process {
+    fn forked(&self, child: Process, comm: &str) -> Process {
         let parent = self.process.clone();
         Process {
             comm: if comm.is_empty() { parent.comm } else { comm.to_owned() },

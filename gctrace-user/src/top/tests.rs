@@ -53,7 +53,7 @@ fn process(pid: u32, service: &str) -> Process {
         start_ts: None,
         hostname: None,
         container: Container::default(),
-        gc_env: BTreeMap::new(),
+        gc_env: Some(BTreeMap::new()),
         gc_env_refused: Vec::new(),
         origin: Arc::new(origin),
         image: Arc::new(image),

@@ -79,7 +79,7 @@ fn process(service: &str) -> Process {
         uid: None,
         hostname: None,
         container: Container::default(),
-        gc_env: BTreeMap::new(),
+        gc_env: Some(BTreeMap::new()),
         gc_env_refused: Vec::new(),
         origin: Arc::new(Origin { service: service.to_owned(), ..Origin::default() }),
         image: Arc::new(image),

@@ -37,7 +37,8 @@ impl Exporter for Environment {
         let Seen::Process { .. } = seen else { return Ok(()) };
         self.refused += process.gc_env_refused.len() as u64;
         let series = Series::parse(&process.image.version.to_string());
-        for found in series.map_or_else(Vec::new, |series| unheeded(&process.gc_env, series)) {
+        let variables = series.zip(process.gc_env.as_ref());
+        for found in variables.map_or_else(Vec::new, |(series, variables)| unheeded(variables, series)) {
             let key = (process.origin.service.clone(), found.variable.clone());
             if self.shown.len() >= MAX_SHOWN || !self.shown.insert(key) {
                 continue;

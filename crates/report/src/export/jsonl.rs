@@ -64,7 +64,7 @@ enum Line<'a> {
         probes: usize,
         start_ts: Option<f64>,
         hostname: Option<&'a str>,
-        env: &'a BTreeMap<String, String>,
+        env: Option<&'a BTreeMap<String, String>>,
         #[serde(skip_serializing_if = "<[String]>::is_empty")]
         env_refused: &'a [String],
         container: Option<&'a str>,
@@ -423,7 +423,7 @@ impl<W: Write> Jsonl<W> {
             probes: process.image.probes,
             start_ts: process.start_ts,
             hostname: process.hostname.as_deref(),
-            env: &process.gc_env,
+            env: process.gc_env.as_ref(),
             env_refused: &process.gc_env_refused,
             container: process.container.id.as_deref(),
             container_runtime: process.container.runtime.map(Runtime::name),

@@ -133,6 +133,11 @@ impl Ledger {
             let processes = plural(u.sets.sets_without_token, "process");
             limits.push(format!("sample sets of {processes} not sent (no token)"));
         }
+        if u.sets.sets_environment_unknown > 0 {
+            let processes = plural(u.sets.sets_environment_unknown, "process");
+            limits
+                .push(format!("no sample sets of {processes} (environment overwritten by a title, or gone)"));
+        }
         if u.gvl.gvl_unwatched_ns > 0 {
             let share = percent(u.gvl.gvl_watched_ns, u.gvl.gvl_watched_ns + u.gvl.gvl_unwatched_ns);
             limits.push(format!("the GVL watched for {share} of the time (CPU budget)"));
@@ -247,9 +252,11 @@ mod tests {
         }
         (ledger.user.requests.requests_without_states, ledger.user.requests.requests_reported) = (2, 9);
         ledger.user.sets.sets_without_token = 2;
+        ledger.user.sets.sets_environment_unknown = 1;
         ledger.user.requests.requests_open = 2;
         let said = ledger.summary();
         assert!(said.contains("sample sets of 2 processes not sent (no token)"), "{said}");
+        assert!(said.contains("no sample sets of 1 process (environment overwritten"), "{said}");
         assert!(
             said.starts_with("0 cycles in 2 processes, 123598 GVL events of unknown threads, "),
             "{said}"

@@ -425,6 +425,8 @@ user_counters! {
         sets_waiting,
         /// Processes whose sets are not sent, because their service has no token.
         sets_without_token,
+        /// Processes whose sets are not sent or written, because their environment, and so their settings, are unknown.
+        sets_environment_unknown,
         /// Sample sets deleted from their directory to make room for later ones.
         sets_deleted,
     }

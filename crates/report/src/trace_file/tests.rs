@@ -1,6 +1,8 @@
 //! What was recorded is replayed, up to the last whole chunk of any damaged file.
 
-use std::{cell::RefCell, os::unix::fs::PermissionsExt as _, path::Path, rc::Rc, sync::Arc};
+use std::{
+    cell::RefCell, collections::BTreeMap, os::unix::fs::PermissionsExt as _, path::Path, rc::Rc, sync::Arc,
+};
 
 use gctrace_common::stats::Counter;
 use proptest::prelude::*;
@@ -406,6 +408,24 @@ proptest! {
         if let Err(error) = result {
             prop_assert!(error.to_string().contains("is damaged"), "{error}");
         }
+    }
+}
+
+/// An unknown environment stays unknown, and an empty one empty.
+#[test]
+fn environments() {
+    let (bytes, _) = recorded_once();
+    let head = &bytes[..boundaries(bytes)[1]];
+    for gc_env in [None, Some(BTreeMap::new()), samples::process().gc_env] {
+        let process = Process { gc_env, gc_env_refused: Vec::new(), ..samples::process() };
+        let mut filling = encode::Filling::default();
+        let index = filling.process(&process);
+        let sum = kinds::alloc::SumMessage { end_ns: 1, refills: 1, ..kinds::alloc::SumMessage::default() };
+        filling.push(Some(index), wire::What::Alloc(Box::new(sum)));
+        let (result, lines) = replayed(&[head, &stored(Kind::Entries, &filling.take()).unwrap()].concat());
+        result.unwrap();
+        let wanted = format!("{process:?}");
+        assert!(lines.iter().any(|line| line.contains(&wanted)), "{lines:?}");
     }
 }
 

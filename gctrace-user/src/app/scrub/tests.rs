@@ -91,7 +91,9 @@ impl Exporter for Secrets {
         {
             secrets.extend(text.clone());
         }
-        secrets.extend(process.gc_env.values().filter(|value| value.len() > 6).cloned());
+        secrets.extend(
+            process.gc_env.iter().flat_map(BTreeMap::values).filter(|value| value.len() > 6).cloned(),
+        );
         secrets.insert(process.origin.service.clone());
         let stack = match seen {
             Seen::Stack(sample) => {

@@ -147,7 +147,7 @@ pub(crate) fn process(pid: u32, service: &str) -> Process {
         uid: None,
         hostname: None,
         container: crate::model::Container::default(),
-        gc_env: BTreeMap::new(),
+        gc_env: Some(BTreeMap::new()),
         gc_env_refused: Vec::new(),
         origin: Arc::new(Origin { service: service.to_owned(), ..Origin::default() }),
         image: Arc::new(image),

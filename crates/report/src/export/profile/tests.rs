@@ -96,7 +96,7 @@ fn process(pid: u32) -> Process {
         start_ts: None,
         hostname: None,
         container: crate::model::Container::default(),
-        gc_env: BTreeMap::new(),
+        gc_env: Some(BTreeMap::new()),
         gc_env_refused: Vec::new(),
         origin: Arc::default(),
         image: Arc::new(image),

@@ -64,6 +64,8 @@ pub struct TuneMyGc {
     most_held: usize,
     /// Number of processes whose service has no token.
     without_token: u64,
+    /// Number of other processes whose environment is unknown: their sets would say that they run with Ruby's defaults.
+    environment_unknown: u64,
 }
 
 /// The form of a set's header.
@@ -156,7 +158,16 @@ impl TuneMyGc {
 
     fn with(to: To, dialect: Dialect, clock: WallClock) -> Self {
         let clock = Box::new(move || clock.again());
-        Self { to, clock, dialect, open: HashMap::new(), held: 0, most_held: MAX_HELD, without_token: 0 }
+        Self {
+            to,
+            clock,
+            dialect,
+            open: HashMap::new(),
+            held: 0,
+            most_held: MAX_HELD,
+            without_token: 0,
+            environment_unknown: 0,
+        }
     }
 
     /// Writes the samples collected for a process and starts its next part, if the part is long enough.
@@ -273,6 +284,7 @@ impl Exporter for TuneMyGc {
 
     fn add_counts(&self, counts: &mut UserCounts) {
         counts.sets.sets_without_token += self.without_token;
+        counts.sets.sets_environment_unknown += self.environment_unknown;
         match &self.to {
             To::Collector { client, .. } => client.add_counts(counts),
             To::Dir { kept, .. } => counts.sets.sets_deleted += kept.as_ref().map_or(0, |kept| kept.deleted),
@@ -309,11 +321,15 @@ impl TuneMyGc {
                 Some(token.to_owned())
             }
         };
+        let Some(variables) = &process.gc_env else {
+            self.environment_unknown += 1;
+            return;
+        };
         let header = Header {
             token,
             ruby_version: process.image.version.to_string(),
             rails_version: "0.0".to_owned(),
-            gc_env: process.gc_env.iter().map(|(key, value)| (key.clone(), json!(value))).collect(),
+            gc_env: variables.iter().map(|(key, value)| (key.clone(), json!(value))).collect(),
             agent_version: VERSION.to_owned(),
             gc_opts: Vec::new(),
             gc_constants: Map::new(),

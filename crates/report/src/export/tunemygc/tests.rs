@@ -264,6 +264,26 @@ fn sync_units() {
     assert_eq!(got, [(1, 2, 2), (0, 2, 2), (0, 1, 1)]);
 }
 
+/// A process whose environment is unknown has no set: a set without variables would say that it runs with Ruby's defaults.
+#[test]
+fn unknown_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = WallClock::with_offsets(1_700_000_000_000_000_000, 0);
+    let mut sets = TuneMyGc::new(dir.path(), None, Dialect::Spec, clock).unwrap();
+    let known = Process { gc_env: Some(std::collections::BTreeMap::new()), ..samples::process() };
+    for process in [Process { pid: 5, ns_pid: None, gc_env: None, ..samples::process() }, known] {
+        sets.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 }).unwrap();
+        sets.see(&process, Seen::Cycle(&cycle(1_000_000))).unwrap();
+    }
+    sets.finish(&Ledger::default()).unwrap();
+    let mut counts = UserCounts::default();
+    sets.add_counts(&mut counts);
+    assert_eq!(counts.sets.sets_environment_unknown, 1);
+    let written: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+    let set = SampleSet::from_json(&std::fs::read_to_string(written[0].path()).unwrap()).unwrap();
+    assert_eq!((written.len(), set.header.pid, set.header.gc_env.len()), (1, 1, 0));
+}
+
 /// A cycle that begins at this time, nanoseconds.
 fn cycle(at: u64) -> GcCycle {
     let mut found = None;

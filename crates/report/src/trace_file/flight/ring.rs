@@ -94,8 +94,11 @@ pub(super) struct Ring {
 
 fn bytes_of(process: &Process) -> u64 {
     let words = process.cmdline.iter().flatten().map(|word| word.len() + size_of::<String>());
-    let variables =
-        process.gc_env.iter().map(|(name, value)| name.len() + value.len() + 2 * size_of::<String>());
+    let variables = process
+        .gc_env
+        .iter()
+        .flatten()
+        .map(|(name, value)| name.len() + value.len() + 2 * size_of::<String>());
     (PROCESS_BYTES + words.sum::<usize>() + variables.sum::<usize>()) as u64
 }
 

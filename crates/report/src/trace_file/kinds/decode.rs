@@ -282,7 +282,9 @@ impl Tables {
             uid: process.uid,
             hostname: self.optional(process.hostname_text)?,
             container: self.container(required(process.container, "the container of a process")?)?,
-            gc_env: process.gc_env.iter().map(pair).collect::<Result<_, Invalid>>()?,
+            gc_env: (!process.has_unknown_environment)
+                .then(|| process.gc_env.iter().map(pair).collect::<Result<_, Invalid>>())
+                .transpose()?,
             gc_env_refused: self.list(&process.gc_env_refused_texts)?,
             origin: Arc::new(
                 self.origin(required(process.origin.as_ref(), "the origin of a process")?, &pair)?,

@@ -203,10 +203,11 @@ impl Filling {
             uid: *uid,
             hostname_text: self.optional(hostname.as_deref()),
             container: Some(self.container(container)),
-            gc_env: gc_env.iter().map(|(name, value)| self.pair(name, value)).collect(),
+            gc_env: gc_env.iter().flatten().map(|(name, value)| self.pair(name, value)).collect(),
             gc_env_refused_texts: self.list(gc_env_refused),
             origin: Some(self.origin(origin)),
             image: self.image(image),
+            has_unknown_environment: gc_env.is_none(),
         };
         let index = self.chunk.processes.len() as u32;
         self.bytes += listed(&made);

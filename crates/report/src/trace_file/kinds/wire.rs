@@ -209,6 +209,9 @@ pub(in crate::trace_file) struct Process {
     /// Index of its image.
     #[prost(uint32, tag = "13")]
     pub image: u32,
+    /// Then `gc_env` is empty, as in recordings of earlier releases.
+    #[prost(bool, tag = "14")]
+    pub has_unknown_environment: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

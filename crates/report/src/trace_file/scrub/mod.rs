@@ -354,13 +354,13 @@ impl Scrubber {
         let comm = self.comm(&comm);
         cmdline.iter_mut().flatten().for_each(|word| self.text(Kind::Arguments, "arg", word));
         self.optional(Kind::Hosts, "host", &mut hostname);
-        let gc_env: BTreeMap<String, String> = gc_env
-            .into_iter()
-            .map(|(name, mut value)| {
+        let gc_env = gc_env.map(|variables| {
+            let replaced = variables.into_iter().map(|(name, mut value)| {
                 self.text(Kind::Settings, "value", &mut value);
                 (self.variable(name), value)
-            })
-            .collect();
+            });
+            replaced.collect::<BTreeMap<_, _>>()
+        });
         for name in &mut gc_env_refused {
             *name = self.variable(std::mem::take(name));
         }

@@ -62,7 +62,7 @@ pub(crate) fn process() -> Process {
             unit: text("unit"),
             cgroup: text("/cgroup"),
         },
-        gc_env: BTreeMap::from([("RUBY_GC_HEAP_INIT_SLOTS".to_owned(), "1".to_owned())]),
+        gc_env: Some(BTreeMap::from([("RUBY_GC_HEAP_INIT_SLOTS".to_owned(), "1".to_owned())])),
         gc_env_refused: vec!["RUBY_GC_\n".to_owned()],
         origin: Arc::new(Origin {
             service: "shop".to_owned(),

@@ -191,6 +191,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     let mut run = Run {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
             .naming(Names::below(&proc_root::file_root(), settings.kube_root.clone()))
+            .on_clock(clock)
             .reading_shares(settings.shares)
             .with_away(away)
             .with_requests(requests, settings.requests.is_some_and(|requests| requests.states))

@@ -14,7 +14,7 @@ use crate::{
         units::Units,
     },
     bpf::{AwayMap, ExecReader, GvlReader, RequestReader, Rings},
-    clock::monotonic_ns,
+    clock::{WallClock, monotonic_ns},
     decode::{self, OwnedEvent},
     export::{ExportError, Exporter, Outputs, program},
     host::{
@@ -105,6 +105,7 @@ pub struct Pipeline {
     allocs: Allocs,
     loads: Loads,
     names: Names,
+    clock: WallClock,
     shares: bool,
     counts: PipelineCounts,
     request_counts: RequestCounts,
@@ -145,6 +146,7 @@ impl Pipeline {
             allocs: Allocs::default(),
             loads: Loads::default(),
             names: Names::below(Path::new("/"), None),
+            clock: WallClock::measure(),
             shares: false,
             counts: PipelineCounts::default(),
             request_counts: RequestCounts::default(),
@@ -455,7 +457,7 @@ impl Pipeline {
             self.gvl_replaced(pid);
             self.end(pid, EndReason::Execed, seen_ns);
         }
-        let mut described = Described::read(pid, comm, &known.image, self.names.place(pid));
+        let mut described = Described::read(pid, comm, &known.image, self.names.place(pid), self.clock);
         let parent = self.forking_parent(pid, &known.image, seen_ns);
         let forked = parent.is_some();
         if let Some(parent) = parent {

@@ -65,7 +65,17 @@ impl WallClock {
 
     /// Epoch seconds of a monotonic time.
     pub fn epoch_seconds(self, monotonic_ns: u64) -> f64 {
-        let ns = i128::from(monotonic_ns) + self.offset_ns;
+        self.seconds(monotonic_ns.into())
+    }
+
+    /// Epoch seconds of a time of `CLOCK_BOOTTIME`, given with boot time minus monotonic at that time. A time before a suspension can be
+    /// before the zero of the monotonic clock.
+    pub fn epoch_of_boottime(self, boottime_ns: u64, suspended_ns: u64) -> f64 {
+        self.seconds(i128::from(boottime_ns) - i128::from(suspended_ns))
+    }
+
+    fn seconds(self, monotonic_ns: i128) -> f64 {
+        let ns = monotonic_ns + self.offset_ns;
         // Split before converting: 2^53 ns is only 104 days.
         (ns.div_euclid(1_000_000_000)) as f64 + (ns.rem_euclid(1_000_000_000)) as f64 / 1e9
     }

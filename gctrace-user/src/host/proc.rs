@@ -189,20 +189,22 @@ pub fn started_ns(pid: u32) -> Option<u64> {
     Some(u64::try_from(since_boot).ok()?.saturating_sub(asleep))
 }
 
-/// Describes a process, as far as its data can be read. `environment`: its initial environment, if known.
+/// Describes a process, as far as its data can be read. `environment`: its initial environment, if known; `clock`: that of the run.
 pub fn describe(
     pid: u32,
     comm: &str,
     image: Arc<Image>,
     container: Container,
     environment: Option<&Environment>,
+    clock: WallClock,
 ) -> Process {
     let process = proc_root::process(pid).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
     let status = process.as_ref().and_then(|p| p.status().ok());
     let uid = status.as_ref().map(|status| status.ruid);
     let ns_pid = status.and_then(|status| status.nspid?.last().copied()).map(|pid| pid as u32);
-    let start_ts = stat.as_ref().map(|stat| start_seconds(stat.starttime));
+    let suspended_ns = boottime_ns().saturating_sub(monotonic_ns());
+    let start_ts = stat.as_ref().map(|stat| start_seconds(stat.starttime, clock, suspended_ns));
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
     let cmdline = proc_root::cmdline(pid).ok().filter(|args| !args.is_empty());
     let cmdline = cmdline.map(shortened);
@@ -274,14 +276,12 @@ fn is_in(mask: u64, signal: i32) -> bool {
     u32::try_from(signal - 1).is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1))
 }
 
-/// Converts a start time in ticks since boot to epoch seconds, with a precision of one clock tick. (The boot time in `/proc/stat` has whole seconds.)
-fn start_seconds(ticks: u64) -> f64 {
+/// Converts a start time in ticks since boot to epoch seconds on a clock, with a precision of one clock tick. (The boot time in `/proc/stat` has
+/// whole seconds.) `suspended_ns`: for how long the host had been suspended by then.
+fn start_seconds(ticks: u64, clock: WallClock, suspended_ns: u64) -> f64 {
     let per_second = procfs::ticks_per_second();
     let start_ns = u128::from(ticks) * 1_000_000_000 / u128::from(per_second);
-    let clock = WallClock::measure();
-    let now_ns = monotonic_ns();
-    let ago_ns = u128::from(clock.boottime_nanos(now_ns)).saturating_sub(start_ns);
-    let start = clock.epoch_seconds(now_ns) - ago_ns as f64 / 1e9;
+    let start = clock.epoch_of_boottime(u64::try_from(start_ns).unwrap_or(u64::MAX), suspended_ns);
     // Rounded so that two reads of a process give the same time, unless it is near the boundary of a rounding interval.
     (start * per_second as f64).round() / per_second as f64
 }
@@ -306,6 +306,16 @@ mod tests {
     fn masks() {
         assert!(is_in(1, 1) && is_in(0b10, 2) && is_in(u64::MAX, 64));
         assert!(!is_in(0b10, 1) && !is_in(u64::MAX, 0) && !is_in(u64::MAX, 65) && !is_in(0, 64));
+    }
+
+    /// The start of a process is on the clock of the run, whatever the host's clock is now, also if it was before the host was suspended.
+    #[test]
+    fn starts() {
+        let per_second = procfs::ticks_per_second();
+        let clock = WallClock::with_offsets(1_000_000_000_000, 0);
+        assert!((start_seconds(50 * per_second, clock, 0) - 1050.0).abs() < 1e-6);
+        assert!((start_seconds(50 * per_second + 1, clock, 60_000_000_000) - 990.01).abs() < 1e-6);
+        assert!((start_seconds(50 * per_second, clock, 2_000_000_000_000) + 950.0).abs() < 1e-6);
     }
 
     /// However long the arguments of a program are, what is kept of them is limited.

@@ -16,7 +16,7 @@ use crate::{
         recording::{MallocCall, MallocKey},
     },
     bpf::MallocProbes,
-    clock::monotonic_ns,
+    clock::{WallClock, monotonic_ns},
     discover::site_image,
     export::profile::MallocProfile,
     heap::Target,
@@ -110,7 +110,7 @@ impl Sampling {
         let place = Names::below(&proc_root::file_root(), None).place(pid);
         let environment = Environment::of(pid);
         let comm = target.command.as_deref().unwrap_or("ruby");
-        let process = describe(pid, comm, image, place, environment.as_ref());
+        let process = describe(pid, comm, image, place, environment.as_ref(), WallClock::measure());
         Ok(Some(Self {
             process,
             period,

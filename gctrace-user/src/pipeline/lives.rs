@@ -5,7 +5,7 @@ use gctrace_common::event::{Kind, LifeEvent};
 use super::{BATCH, Pipeline, TracedProcess};
 use crate::{
     bpf::{ExecReader, LifeRing},
-    clock::monotonic_ns,
+    clock::{WallClock, monotonic_ns},
     decode::{self, Event},
     host::proc,
     model::{EndReason, Image},
@@ -23,6 +23,12 @@ const CLOCKS_NS: u64 = 1_000_000;
 pub(super) const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
 
 impl Pipeline {
+    /// Sets the clock of the run.
+    #[must_use]
+    pub fn on_clock(self, clock: WallClock) -> Self {
+        Self { clock, ..self }
+    }
+
     /// Sets the reader of the times at which processes started their programs.
     #[must_use]
     pub fn with_execs(self, programs: ExecReader) -> Self {

@@ -10,6 +10,7 @@ use gctrace_common::event::PauseEvent;
 use super::before::Beginning;
 use crate::{
     aggregate::gc_cycle::CycleFold,
+    clock::WallClock,
     host::{
         environ::Environment,
         proc::{self, MemoryReader},
@@ -70,9 +71,9 @@ pub(super) struct Described {
 
 impl Described {
     /// Reads it. `comm`: the name of its thread, if known.
-    pub(super) fn read(pid: u32, comm: &str, image: &Arc<Image>, place: Container) -> Self {
+    pub(super) fn read(pid: u32, comm: &str, image: &Arc<Image>, place: Container, clock: WallClock) -> Self {
         let environment = Environment::of(pid).map(Arc::new);
-        let process = proc::describe(pid, comm, Arc::clone(image), place, environment.as_deref());
+        let process = proc::describe(pid, comm, Arc::clone(image), place, environment.as_deref(), clock);
         // Read last: if the process executes another program meanwhile, this is that program's.
         Self { process, arguments_at: proc::arguments_at(pid), environment }
     }

@@ -57,6 +57,8 @@ pub struct TuneMyGc {
     to: To,
     /// The clock as it is now.
     clock: Box<dyn Fn() -> WallClock>,
+    /// The clock of the run.
+    run: WallClock,
     dialect: Dialect,
     open: HashMap<u32, Open>,
     /// Number of samples in `open`, and its maximum.
@@ -157,10 +159,10 @@ impl TuneMyGc {
     }
 
     fn with(to: To, dialect: Dialect, clock: WallClock) -> Self {
-        let clock = Box::new(move || clock.again());
         Self {
             to,
-            clock,
+            clock: Box::new(move || clock.again()),
+            run: clock,
             dialect,
             open: HashMap::new(),
             held: 0,
@@ -339,7 +341,7 @@ impl TuneMyGc {
             ppid: u64::from(process.ppid.unwrap_or_default()),
             pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
         };
-        let origin = Origin { process, clock: &*self.clock };
+        let origin = Origin { process, clock: &*self.clock, run: self.run };
         let mut open = Open::new(header, origin);
         if let Some(state) = state {
             open.boot(origin, state);
@@ -350,7 +352,7 @@ impl TuneMyGc {
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        let origin = Origin { process, clock: &*self.clock };
+        let origin = Origin { process, clock: &*self.clock, run: self.run };
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
         // If nothing could be read before the VM's first GC, the set starts there.
         open.boot(origin, &cycle.start);
@@ -364,7 +366,7 @@ impl TuneMyGc {
 
     fn unit(&mut self, process: &Process, request: &Request) -> Result<(), ExportError> {
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
-        open.unit(Origin { process, clock: &*self.clock }, request);
+        open.unit(Origin { process, clock: &*self.clock, run: self.run }, request);
         self.cut(process.pid)
     }
 
@@ -373,7 +375,7 @@ impl TuneMyGc {
             && let Some(state) = &end.shutdown
             && let Some(open) = self.open.get_mut(&process.pid)
         {
-            let origin = Origin { process, clock: &*self.clock };
+            let origin = Origin { process, clock: &*self.clock, run: self.run };
             // Of a process without a cycle, its end is the first state that is known.
             open.boot(origin, state);
             open.push(origin, EventName::Terminated, state, None);

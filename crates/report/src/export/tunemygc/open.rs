@@ -65,8 +65,6 @@ pub(super) struct Open {
     pub(super) draft: Option<Draft>,
     /// The clock when this part began.
     clock: Option<WallClock>,
-    /// The clock when the process was found, by which it is known when it was started.
-    found: WallClock,
 }
 
 /// The source of the samples of a set.
@@ -75,11 +73,13 @@ pub(super) struct Origin<'a> {
     pub(super) process: &'a Process,
     /// The clock as it is now. Each part has that of its start: a run may last for weeks.
     pub(super) clock: &'a dyn Fn() -> WallClock,
+    /// The clock of the run, on which the start of the process is known.
+    pub(super) run: WallClock,
 }
 
 impl Open {
     /// An empty set.
-    pub(super) fn new(header: Header, Origin { process, clock }: Origin<'_>) -> Self {
+    pub(super) fn new(header: Header, Origin { process, .. }: Origin<'_>) -> Self {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         Self {
             header,
@@ -97,7 +97,6 @@ impl Open {
             booted: false,
             draft: None,
             clock: None,
-            found: clock(),
         }
     }
 
@@ -110,7 +109,7 @@ impl Open {
         self.push(origin, EventName::Booted, state, None);
         // The age of the process at that time: no sample covers what came before.
         let age =
-            origin.process.start_ts.map(|start| (self.found.epoch_seconds(state.ts_ns) - start).max(0.0));
+            origin.process.start_ts.map(|start| (origin.run.epoch_seconds(state.ts_ns) - start).max(0.0));
         if let (Some(age), Some(sample)) = (age, self.samples.last_mut()) {
             let age = (age * 100.0).round() / 100.0;
             sample.meta = with_entry(sample.meta.as_deref(), "process_age", json!(age));

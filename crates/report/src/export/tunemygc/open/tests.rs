@@ -7,6 +7,9 @@ use crate::{
     trace_file::samples,
 };
 
+/// The clock of the run: monotonic time is epoch time.
+const RUN: fn() -> WallClock = || WallClock::with_offsets(0, 0);
+
 /// A process that started at epoch second 1000, and a clock that starts at the epoch.
 fn open() -> (Open, Process, impl Fn() -> WallClock) {
     let process = Process { pid: 7, start_ts: Some(1000.0), ..samples::process() };
@@ -25,7 +28,7 @@ fn open() -> (Open, Process, impl Fn() -> WallClock) {
         pid: 7,
     };
     let clock = || WallClock::with_offsets(0, 0);
-    (Open::new(header, Origin { process: &process, clock: &clock }), process, clock)
+    (Open::new(header, Origin { process: &process, clock: &clock, run: RUN() }), process, clock)
 }
 
 /// A state at this millisecond after epoch second 1010.
@@ -58,7 +61,7 @@ fn events(set: &SampleSet) -> Vec<(&'static str, u64)> {
 #[test]
 fn in_time_order() {
     let (mut open, process, clock) = open();
-    let origin = Origin { process: &process, clock: &clock };
+    let origin = Origin { process: &process, clock: &clock, run: RUN() };
     open.boot(origin, &state(7, 0));
     open.unit(origin, &unit(9, 20, 30, Some("GET"), Some("/orders/:id")));
     open.unit(origin, &unit(7, 25, 2040, None, Some("Shop::MailJob")));
@@ -104,7 +107,7 @@ fn in_time_order() {
 #[test]
 fn parts() {
     let (mut open, process, clock) = open();
-    let origin = Origin { process: &process, clock: &clock };
+    let origin = Origin { process: &process, clock: &clock, run: RUN() };
     open.unit(origin, &unit(9, 3000, 3001, Some("GET"), Some("/")));
     // The cycle had begun before the unit, seconds ago.
     open.boot(origin, &state(7, 10));
@@ -130,7 +133,7 @@ fn clock_is_set() {
     let (mut open, process, _) = open();
     let ahead = std::cell::Cell::new(0);
     let clock = || WallClock::with_offsets(ahead.get() * 1_000_000_000, 0);
-    let origin = Origin { process: &process, clock: &clock };
+    let origin = Origin { process: &process, clock: &clock, run: RUN() };
     let mut part = |from: u64, step: i64| {
         open.boot(origin, &state(7, from));
         open.push(origin, EventName::GcCycleStarted, &state(7, from + 1), None);
@@ -149,4 +152,18 @@ fn clock_is_set() {
     assert_eq!(times(&third), [2300.021, 2300.022]);
     let meta = first.samples[0].meta.as_deref().map_or("", RawValue::get);
     assert!(meta.contains(r#""process_age":10.0"#), "{meta}");
+}
+
+/// The age of a process is right even if the host's clock was set between the start of the run and the time at which the process was found.
+#[test]
+fn age_on_a_clock_that_was_set() {
+    let (_, process, _) = open();
+    let set = || WallClock::with_offsets(3_600_000_000_000, 0);
+    let origin = Origin { process: &process, clock: &set, run: RUN() };
+    let mut open = Open::new(open().0.header, origin);
+    open.boot(origin, &state(7, 0));
+    let set = SampleSet::from_json(&open.take(false).0.unwrap()).unwrap();
+    let meta = set.samples[0].meta.as_deref().map_or("", RawValue::get);
+    assert!(meta.contains(r#""process_age":10.0"#), "{meta}");
+    assert!((set.samples[0].ts - 4610.0).abs() < 0.001, "{}", set.samples[0].ts);
 }

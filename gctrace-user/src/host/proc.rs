@@ -3,7 +3,8 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt as _},
+    path::Path,
     sync::Arc,
 };
 
@@ -216,7 +217,7 @@ pub fn describe(
         cmdline,
         start_ts,
         uid,
-        hostname: hostname(pid),
+        hostname: hostname(pid, container.id.is_some() || has_own_root(pid)),
         container,
         gc_env: None,
         gc_env_refused: Vec::new(),
@@ -286,15 +287,24 @@ fn start_seconds(ticks: u64, clock: WallClock, suspended_ns: u64) -> f64 {
     (start * per_second as f64).round() / per_second as f64
 }
 
-/// Host name of the process's UTS namespace: gctrace's own if the namespace is the same, otherwise the name in the container's root
-/// (runtimes write the name they set to /etc/hostname).
-fn hostname(pid: u32) -> Option<String> {
+/// Host name of the process's UTS namespace: gctrace's own if the namespace is the same; in a container otherwise the name in its root (runtimes
+/// write the name they set to /etc/hostname). Elsewhere that file is the host's, and does not name another namespace.
+fn hostname(pid: u32, in_container: bool) -> Option<String> {
     let theirs = fs::read_link(proc_root::path(pid, "ns/uts")).ok()?;
     let ours = fs::read_link("/proc/self/ns/uts").ok()?;
     if theirs == ours {
         return Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
     }
-    root_file::line(pid, "etc/hostname")
+    in_container.then(|| root_file::line(pid, "etc/hostname")).flatten()
+}
+
+/// Whether the root directory of a process is not that of gctrace, as in containers of runtimes that cgroups do not show.
+fn has_own_root(pid: u32) -> bool {
+    let root = |path: &Path| fs::metadata(path).map(|data| (data.dev(), data.ino()));
+    match (root(&proc_root::path(pid, "root")), root(Path::new("/"))) {
+        (Ok(theirs), Ok(ours)) => theirs != ours,
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -327,6 +327,16 @@ impl TuneMyGc {
             self.environment_unknown += 1;
             return;
         };
+        let pid = process.ns_pid.unwrap_or(process.pid);
+        let container = &process.container.id;
+        let is_beside = |parent: &&Open| container.is_some() && parent.container == *container;
+        let parent = match process.ppid {
+            // The parent in the pid namespace of the process, like its own pid there.
+            Some(parent) if pid != process.pid => {
+                self.open.get(&parent).filter(is_beside).map_or(0, |parent| parent.header.pid)
+            }
+            parent => u64::from(parent.unwrap_or_default()),
+        };
         let header = Header {
             token,
             ruby_version: process.image.version.to_string(),
@@ -338,8 +348,8 @@ impl TuneMyGc {
             stat_keys: process.image.stat_keys.iter().map(|key| (*key).to_owned()).collect(),
             spy_ids: self.dialect.spy_ids(),
             hostname: process.hostname.clone().unwrap_or_default(),
-            ppid: u64::from(process.ppid.unwrap_or_default()),
-            pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
+            ppid: parent,
+            pid: u64::from(pid),
         };
         let origin = Origin { process, clock: &*self.clock, run: self.run };
         let mut open = Open::new(header, origin);

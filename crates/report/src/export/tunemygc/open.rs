@@ -57,6 +57,8 @@ pub(super) struct Open {
     heaps: Vec<Vec<u64>>,
     with_heaps: Option<usize>,
     part: u32,
+    /// Id of the container of the process.
+    pub(super) container: Option<String>,
     /// Number of cycles in this part.
     pub(super) cycles: u32,
     /// Number of units of work in this part.
@@ -92,6 +94,7 @@ impl Open {
             heaps: Vec::new(),
             with_heaps: None,
             part: 0,
+            container: process.container.id.clone(),
             cycles: 0,
             units: 0,
             booted: false,

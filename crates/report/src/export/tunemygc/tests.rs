@@ -284,6 +284,31 @@ fn unknown_environment() {
     assert_eq!((written.len(), set.header.pid, set.header.gc_env.len()), (1, 1, 0));
 }
 
+/// The pids in a header are of one namespace: that of the process. 0: the parent is not in it, or unknown.
+#[test]
+fn pids_of_one_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = WallClock::with_offsets(1_700_000_000_000_000_000, 0);
+    let mut sets = TuneMyGc::new(dir.path(), None, Dialect::Spec, clock).unwrap();
+    let of = |pid, ns_pid, ppid, container: Option<&str>| {
+        let mut process = Process { pid, ns_pid, ppid: Some(ppid), ..samples::process() };
+        process.container.id = container.map(ToOwned::to_owned);
+        process
+    };
+    let all = [
+        (of(100, Some(1), 50, Some("c")), (1, 0)),
+        (of(101, Some(7), 100, Some("c")), (7, 1)),
+        (of(102, Some(8), 100, Some("d")), (8, 0)),
+        (of(103, Some(103), 100, None), (103, 100)),
+        (of(104, None, 100, None), (104, 100)),
+    ];
+    for (process, wanted) in all {
+        sets.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 }).unwrap();
+        let header = &sets.open[&process.pid].header;
+        assert_eq!((header.pid, header.ppid), wanted);
+    }
+}
+
 /// A cycle that begins at this time, nanoseconds.
 fn cycle(at: u64) -> GcCycle {
     let mut found = None;

@@ -77,13 +77,22 @@ impl Tokens {
         lists.into_iter().flat_map(BTreeMap::values).chain(&self.default)
     }
 
-    /// The token for a process.
+    /// The token for a process. None for one that ended before it was known whether a more specific token is for it.
     pub fn of(&self, process: &Process) -> Option<&str> {
-        let cgroup = process.container.cgroup.as_deref();
-        cgroup
-            .and_then(|path| self.of_unit(path))
-            .or_else(|| self.of_cgroup(cgroup?))
-            .or_else(|| self.users.get(&process.uid?.to_string()))
+        let selected = match process.container.cgroup.as_deref() {
+            Some(path) => self.of_unit(path).or_else(|| self.of_cgroup(path)),
+            None if self.units.is_empty() && self.cgroups.is_empty() => None,
+            None => return None,
+        };
+        if let Some(token) = selected {
+            return Some(token);
+        }
+        let of_user = match process.uid {
+            Some(user) => self.users.get(&user.to_string()),
+            None if self.users.is_empty() => None,
+            None => return None,
+        };
+        of_user
             .or_else(|| self.services.get(&process.origin.service).filter(|_| self.trust_environment))
             .or(self.default.as_ref())
             .map(String::as_str)
@@ -191,8 +200,14 @@ mod tests {
             assert_eq!(tokens.of(&process), Some(token), "{cgroup}");
             assert_eq!(trusting.of(&process), Some("service"));
         }
-        (process.container.cgroup, process.uid) = (None, None);
-        assert_eq!(tokens.of(&process), Some("default"));
+        // The process ended before these were read: it may be one of those that have a token of their own.
+        for (cgroup, uid) in [(None, Some(1001)), (None, None), (Some("/".to_owned()), None)] {
+            (process.container.cgroup, process.uid) = (cgroup, uid);
+            assert_eq!(tokens.of(&process), None);
+            assert_eq!(trusting.of(&process), Some("service"));
+        }
+        process.container.cgroup = Some("/kubepods.slice".to_owned());
+        assert_eq!(tokens.of(&process), Some("pods"), "its user does not matter");
     }
 
     proptest::proptest! {

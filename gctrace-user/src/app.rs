@@ -81,7 +81,6 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     let servers = std::env::var("DEBUGINFOD_URLS").ok();
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
-    // Install it first: a service manager may send it at any time, and a signal to all gctraces of a host must not end those that keep nothing.
     let asks = Asks::install().map_err(system("installing the handler of SIGUSR2"))?;
     let checked = preflight::check()?;
     for note in &settings.notes {
@@ -106,8 +105,11 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     // The thread of the signals has no more privileges than this one. Until tracing starts, a signal ends the process as usual, after the new files
     // of outputs are removed; what was loaded into the kernel is released with the process.
     let signals = Signals::install().map_err(system("installing signal handlers"))?;
-    if settings.top.is_some() || settings.live.is_some() {
+    if !settings.has_files_at_end() {
         signals.writes_no_files();
+    }
+    if program.is_some() {
+        signals.has_command();
     }
     let clock = WallClock::measure();
     let mut exporters = outputs::exporters(settings, clock, settings.requests.is_some())?;
@@ -192,6 +194,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
             .naming(Names::below(&proc_root::file_root(), settings.kube_root.clone()))
             .on_clock(clock)
+            .writing_others(settings.has_others())
             .reading_shares(settings.shares)
             .with_away(away)
             .with_requests(requests, settings.requests.is_some_and(|requests| requests.states))
@@ -206,6 +209,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         asks,
         settings,
         command: None,
+        over: false,
         matched: false,
         unreadable: false,
         closed: None,
@@ -215,6 +219,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         clock: ClockWatch::new(clock),
     };
     let ended = run.until_end();
+    run.over = true;
     console::end_progress();
     ended?;
     // Complete the files, even if the run ends before it is ready.
@@ -285,6 +290,7 @@ fn select(selection: &Selection) -> Select {
     }
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]
 struct Run<'a> {
     pipeline: Pipeline,
     rings: bpf::Rings,
@@ -301,6 +307,8 @@ struct Run<'a> {
     asks: Asks,
     settings: &'a Settings,
     command: Option<command::Running>,
+    /// Whether the run has ended.
+    over: bool,
     matched: bool,
     /// Whether a selected process may be a Ruby and could not be read.
     unreadable: bool,
@@ -326,9 +334,7 @@ impl Run<'_> {
                 return Ok(());
             }
             if self.signals.take_end() {
-                if let Some(command) = &self.command {
-                    command.forward(self.signals.ended_by());
-                }
+                self.pass_on_signals();
                 return Ok(());
             }
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) || self.command_ended() {
@@ -492,6 +498,8 @@ impl Run<'_> {
                 self.unreadable |= denied;
                 say(&format!("gctrace: pid {pid}: {reason}"));
             }
+            // Nobody tells the control thread to start the command then.
+            ControlEvent::Ready { .. } if self.over => log::debug!("the run ended before it was ready"),
             ControlEvent::Ready { processes, probes, images, waits, begun } => {
                 self.signals.tracing();
                 console::end_progress();
@@ -570,11 +578,18 @@ impl Run<'_> {
         }
     }
 
+    fn pass_on_signals(&self) {
+        if let Some(command) = &self.command {
+            command.pass_on(self.signals);
+        }
+    }
+
     /// Drains the rings until no further record can arrive.
     fn drain_until_closed(&mut self, gone: impl Fn() -> bool) {
         while self.closed.is_none() && !gone() {
             let more = self.pipeline.drain(&mut self.rings);
             self.take_findings();
+            self.pass_on_signals();
             if !more {
                 std::thread::sleep(Duration::from_millis(2));
             }

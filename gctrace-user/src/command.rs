@@ -116,13 +116,18 @@ impl Running {
         Ok(self.status)
     }
 
-    /// Passes on the signal that ended the run, unless the terminal has sent it to both processes.
-    pub fn forward(&self, signal: Option<i32>) {
+    /// Passes on the signals that gctrace has received.
+    pub fn pass_on(&self, signals: &Signals) {
+        signals.take_to_pass_on().into_iter().for_each(|signal| self.forward(signal));
+    }
+
+    /// Passes on a signal, unless the terminal has sent it to both processes.
+    fn forward(&self, signal: i32) {
         let signal = match signal {
-            Some(SIGINT) if in_foreground() => return,
-            Some(SIGINT) => Signal::INT,
-            Some(SIGHUP) => Signal::HUP,
-            Some(SIGTERM) => Signal::TERM,
+            SIGINT if in_foreground() => return,
+            SIGINT => Signal::INT,
+            SIGHUP => Signal::HUP,
+            SIGTERM => Signal::TERM,
             _ => return,
         };
         // Its pid is not reused until it is reaped.
@@ -140,10 +145,10 @@ impl Running {
             return Ok(status);
         }
         say(&format!("gctrace: tracing is over; waiting for the command (pid {}) to end", self.pid()));
+        signals.waits_for_command();
         loop {
-            if signals.take_end() {
-                self.forward(signals.ended_by());
-            }
+            while signals.take_end() {}
+            self.pass_on(signals);
             signals.clear_child();
             if let Some(status) = self.has_ended()? {
                 return Ok(status);

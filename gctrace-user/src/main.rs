@@ -16,6 +16,7 @@ use gctrace_user::{
 fn main() -> ExitCode {
     console::init_logging();
     gctrace_user::signals::report_large_files();
+    gctrace_user::signals::survive_requests();
     let args = match cli::parse() {
         Ok(args) => args,
         Err(error) => {

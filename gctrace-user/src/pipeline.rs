@@ -185,9 +185,9 @@ impl Pipeline {
         counts
     }
 
-    /// Whether the run can end: the reader of standard output is gone, or an output has reached its limit.
+    /// Whether the run can end: the reader of its only output is gone, or an output has reached its limit.
     pub fn is_enough(&self) -> bool {
-        self.outputs.stdout_closed() || self.outputs.is_any_full()
+        self.outputs.is_over() || self.outputs.is_any_full()
     }
 
     /// The outputs that could not be written.

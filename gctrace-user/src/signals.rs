@@ -16,7 +16,11 @@ use signal_hook::{
     low_level::{emulate_default_handler, pipe},
 };
 
-use crate::{console::say, export, host::proc};
+use crate::{
+    console::say,
+    export::{self, Published},
+    host::proc,
+};
 
 /// Minimum time after the first Ctrl-C for a second one to count. Programs that signal a process and then its group (such as
 /// `timeout`) do both within microseconds.
@@ -36,6 +40,8 @@ enum Answer {
     Shorten,
     /// Exit without waiting for the files.
     GiveUp,
+    /// None for gctrace: an earlier signal has the same effect. The command gets it, too.
+    PassOn,
     /// None: an earlier signal has the same effect.
     Nothing,
 }
@@ -48,14 +54,24 @@ pub fn report_large_files() {
     }
 }
 
+/// Handles SIGUSR2, which asks for a dump of what a run has kept: by default it would kill a gctrace that keeps nothing, and users send it to all by
+/// name. Programs that gctrace starts get the signal as usual.
+pub fn survive_requests() {
+    if let Err(error) = flag::register(SIGUSR2, Arc::new(AtomicBool::new(false))) {
+        log::info!("SIGUSR2 will end gctrace: {error}");
+    }
+}
+
 /// The effect of a second Ctrl-C.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Again {
     /// It gives up, without files.
     #[default]
     WithoutFiles,
-    /// It gives up; the run writes no files anyway.
+    /// It gives up; no files appear at the end of the run anyway.
     GiveUp,
+    /// It gives up waiting for the command; everything else is done.
+    Command,
     /// It shortens the end; the next one gives up.
     Shorten,
 }
@@ -65,6 +81,7 @@ impl Again {
         match self {
             Self::WithoutFiles => " (Ctrl-C again to give up without files)",
             Self::GiveUp => " (Ctrl-C again to give up)",
+            Self::Command => " (Ctrl-C again to give up waiting for the command)",
             Self::Shorten => " (Ctrl-C again to report what is known by then)",
         }
     }
@@ -80,6 +97,10 @@ struct Endings {
     again: Again,
     /// The first signal that ends the run.
     by: Option<i32>,
+    /// Signals that the command, if there is one, has not been sent yet.
+    to_pass_on: Option<Vec<i32>>,
+    /// The last signal that was to be passed on.
+    passed_on: Option<(i32, Instant)>,
 }
 
 impl Endings {
@@ -89,6 +110,7 @@ impl Endings {
         }
         let first = !std::mem::replace(&mut self.finishing, true);
         self.by.get_or_insert(signal);
+        let passed_on = self.pass_on(signal, now);
         match (signal, self.interrupted) {
             (SIGINT, Some(before)) if now.saturating_duration_since(before) >= SECOND_THOUGHT => {
                 if self.again != Again::Shorten {
@@ -103,8 +125,22 @@ impl Endings {
                 Answer::Finish { interactive: true }
             }
             _ if first => Answer::Finish { interactive: false },
+            _ if passed_on => Answer::PassOn,
             _ => Answer::Nothing,
         }
+    }
+
+    /// Whether the command must be sent a signal: not if it is the same as just before, from a program that signals a process and its group.
+    fn pass_on(&mut self, signal: i32, now: Instant) -> bool {
+        let Some(to_pass_on) = &mut self.to_pass_on else { return false };
+        let is_again = self.passed_on.is_some_and(|(before, at)| {
+            before == signal && now.saturating_duration_since(at) < SECOND_THOUGHT
+        });
+        if !is_again {
+            self.passed_on = Some((signal, now));
+            to_pass_on.push(signal);
+        }
+        !is_again
     }
 }
 
@@ -158,9 +194,24 @@ impl Signals {
         lock(&self.endings).again = Again::Shorten;
     }
 
-    /// The run writes no files.
+    /// No files appear at the end of the run.
     pub fn writes_no_files(&self) {
         lock(&self.endings).again = Again::GiveUp;
+    }
+
+    /// Signals are to be passed on to a command.
+    pub fn has_command(&self) {
+        lock(&self.endings).to_pass_on = Some(Vec::new());
+    }
+
+    /// Everything is done except that the command has not ended.
+    pub fn waits_for_command(&self) {
+        lock(&self.endings).again = Again::Command;
+    }
+
+    /// Takes the signals that the command has not been sent yet, in their order.
+    pub fn take_to_pass_on(&self) -> Vec<i32> {
+        lock(&self.endings).to_pass_on.as_mut().map_or_else(Vec::new, std::mem::take)
     }
 
     /// Takes the request to end the run, if there is one.
@@ -253,20 +304,28 @@ fn act(answer: Answer, again: Again, signal: i32, mut wake: &UnixStream) {
         Answer::GiveUp => {
             // While this is held, no file appears between the message and the exit.
             let published = export::published();
-            match published.as_slice() {
-                [] if again != Again::WithoutFiles => say("gctrace: gave up"),
-                [] => say("gctrace: gave up: no output files were written"),
-                some => {
-                    let names: Vec<_> = some.iter().map(|path| path.display().to_string()).collect();
-                    say(&format!(
-                        "gctrace: gave up: only these output files were written: {}",
-                        names.join(", ")
-                    ));
-                }
-            }
+            say(&gave_up(again, &published));
             std::process::exit(2);
         }
+        Answer::PassOn => wake_main(),
         Answer::Nothing => {}
+    }
+}
+
+/// The last message of a run that gives up, with the files that there are.
+fn gave_up(again: Again, published: &[Published]) -> String {
+    let name = |Published { path, is_whole }: &Published| {
+        let part = if *is_whole { "" } else { " (up to now)" };
+        format!("{}{part}", path.display())
+    };
+    match published {
+        _ if again == Again::Command => "gctrace: gave up waiting for the command".to_owned(),
+        [] if again != Again::WithoutFiles => "gctrace: gave up".to_owned(),
+        [] => "gctrace: gave up: no output files were written".to_owned(),
+        some => {
+            let names: Vec<_> = some.iter().map(name).collect();
+            format!("gctrace: gave up: only these output files were written: {}", names.join(", "))
+        }
     }
 }
 
@@ -303,6 +362,37 @@ mod tests {
         assert_eq!(endings.answer(SIGINT, at(1_500)), Answer::Shorten);
         assert_eq!(endings.answer(SIGINT, at(1_501)), Answer::Nothing);
         assert_eq!(endings.answer(SIGINT, at(3_000)), Answer::GiveUp);
+    }
+
+    /// The command gets every signal, in their order, but not what a program sends to it and to its group at one time.
+    #[test]
+    fn passing_on() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut endings = Endings { tracing: true, to_pass_on: Some(Vec::new()), ..Endings::default() };
+        assert_eq!(endings.answer(SIGHUP, at(0)), Answer::Finish { interactive: false });
+        assert_eq!(endings.answer(SIGHUP, at(1)), Answer::Nothing);
+        assert_eq!(endings.answer(SIGTERM, at(2)), Answer::PassOn);
+        assert_eq!(endings.answer(SIGTERM, at(900)), Answer::Nothing);
+        assert_eq!(endings.answer(SIGTERM, at(1_002)), Answer::PassOn);
+        assert_eq!(endings.answer(SIGINT, at(1_003)), Answer::Finish { interactive: true });
+        assert_eq!(endings.to_pass_on, Some(vec![SIGHUP, SIGTERM, SIGTERM, SIGINT]));
+        let mut alone = Endings { tracing: true, ..Endings::default() };
+        assert_eq!(alone.answer(SIGHUP, at(0)), Answer::Finish { interactive: false });
+        assert_eq!((alone.answer(SIGTERM, at(2)), alone.to_pass_on), (Answer::Nothing, None));
+    }
+
+    /// The last message names the files that there are, and says which of them are not complete.
+    #[test]
+    fn messages_of_giving_up() {
+        let file = |path: &str, is_whole| Published { path: path.into(), is_whole };
+        let files = [file("a.csv", true), file("b.gctrace", false)];
+        let all = "gctrace: gave up: only these output files were written: a.csv, b.gctrace (up to now)";
+        assert_eq!(gave_up(Again::WithoutFiles, &files), all);
+        assert_eq!(gave_up(Again::GiveUp, &files), all);
+        assert_eq!(gave_up(Again::WithoutFiles, &[]), "gctrace: gave up: no output files were written");
+        assert_eq!(gave_up(Again::GiveUp, &[]), "gctrace: gave up");
+        assert_eq!(gave_up(Again::Command, &files), "gctrace: gave up waiting for the command");
     }
 
     /// Files are mentioned only if the run writes some.

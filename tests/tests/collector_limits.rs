@@ -367,3 +367,16 @@ fn deleted() -> Result<()> {
         Ok(())
     })
 }
+
+/// SIGUSR2, which users send to every gctrace of a host to have recordings dumped, does not end a collector.
+#[test]
+fn survives_requests_for_dumps() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let collector = Collector::start(&live.path("sets.db"), &[])?;
+    for _ in 0..3 {
+        rustix::process::kill_process(collector.pid()?, rustix::process::Signal::USR2)?;
+        std::thread::sleep(Duration::from_millis(100));
+        ensure!(collector.get("/")?.code == 200);
+    }
+    collector.stop().map(drop)
+}

@@ -500,3 +500,23 @@ fn first_cycles_behind_a_shim() -> Result<()> {
     }
     Ok(())
 }
+
+/// The command gets signals that come after the first one, also while gctrace only waits for it. It ignores one and ends by the other.
+#[test]
+fn later_signals() -> Result<()> {
+    let _live = Live::beside_others()?;
+    let ruby = ruby()?;
+    let script = format!(
+        "trap '' HUP; trap 'exit 5' TERM; {ruby} -e 'GC.start; sleep 0.2; GC.start'; while :; do sleep 0.1; done"
+    );
+    let args = ["-q", "--duration", "1s", "--", "sh", "-c", &script];
+    let mut gctrace = Invocation::new(args)?.start_ready()?;
+    gctrace.wait_error("waiting for the command")?;
+    gctrace.signal(Signal::HUP)?;
+    std::thread::sleep(Duration::from_secs(2));
+    ensure!(gctrace.running()?, "it has ended by a signal that the command ignores");
+    gctrace.signal(Signal::TERM)?;
+    let finished = gctrace.wait()?;
+    ensure!(status(&finished) == Some(5), "{}\n{}", finished.status, finished.errors());
+    Ok(())
+}

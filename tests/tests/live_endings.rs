@@ -200,3 +200,71 @@ fn lines_of_a_terminal() -> Result<()> {
     }
     Ok(())
 }
+
+/// A run that gives up names the files to which it added all along, and offers no end without files.
+#[test]
+fn giving_up_streams() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby = busy()?;
+    let pid = ruby.pid().to_string();
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let url = format!("http://{}", silent.local_addr()?);
+    let paths = ["run.gctrace", "lines"].map(|name| live.path(name).display().to_string());
+    let [record, lines] = &paths;
+    let args = ["--pid", &pid, "--otlp", &url, "--record", record, "-o", lines, "--format", "jsonl"];
+    let mut gctrace = Invocation::new(args)?.start_ready()?;
+    std::thread::sleep(Duration::from_secs(2));
+    gctrace.signal(Signal::INT)?;
+    let offered = gctrace.wait_error("finishing…")?;
+    ensure!(offered.contains("(Ctrl-C again to give up)"), "{offered}");
+    std::thread::sleep(Duration::from_millis(1100));
+    gctrace.signal(Signal::INT)?;
+    let finished = gctrace.wait()?;
+    let said = finished.errors();
+    ensure!(finished.status.code() == Some(2), "{}:\n{said}", finished.status);
+    let last = said.lines().find(|line| line.contains("gave up: only these output files were written: "));
+    let last = last.with_context(|| said.clone())?;
+    for path in &paths {
+        ensure!(last.contains(path) && std::fs::metadata(path)?.len() > 0, "{path}: {last}");
+    }
+    Ok(())
+}
+
+/// The reader of a FIFO closes it: the run ends if it writes nothing else. Otherwise the other output is complete, and the status says that one failed.
+#[test]
+fn readers_that_leave() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby = busy()?;
+    let pid = ruby.pid().to_string();
+    for with_csv in [false, true] {
+        let pipe = live.path(&format!("pipe-{with_csv}"));
+        ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
+        let csv = live.path("cycles.csv").display().to_string();
+        let path = pipe.display().to_string();
+        let mut args = vec!["--pid", &pid, "--format", "jsonl", "-o", &path];
+        if with_csv {
+            args.extend(["--csv", &csv]);
+        }
+        let mut gctrace = Invocation::new(args)?.start()?;
+        let mut first = String::new();
+        let mut reader = std::io::BufReader::new(std::fs::File::open(&pipe)?);
+        std::io::BufRead::read_line(&mut reader, &mut first)?;
+        drop(reader);
+        ensure!(first.starts_with('{'), "{first}");
+        let told = gctrace.wait_error("has closed it")?;
+        ensure!(told.contains(&path) && told.contains("; the other outputs go on") == with_csv, "{told}");
+        if with_csv {
+            std::thread::sleep(Duration::from_secs(1));
+            ensure!(gctrace.running()?, "it has ended");
+            gctrace.signal(Signal::INT)?;
+        }
+        let finished = gctrace.wait()?;
+        let wanted = if with_csv { 2 } else { 0 };
+        ensure!(finished.status.code() == Some(wanted), "{}:\n{}", finished.status, finished.errors());
+        if with_csv {
+            let rows = std::fs::read_to_string(&csv)?.lines().count();
+            ensure!(rows > 20, "{rows} rows");
+        }
+    }
+    Ok(())
+}

@@ -475,6 +475,21 @@ impl Settings {
             || self.cache_dir.is_some()
     }
 
+    /// Whether files appear when the run ends.
+    pub fn has_files_at_end(&self) -> bool {
+        let is_shown = self.top.is_some() || self.live.is_some();
+        let has_some = self.csv.is_some() || self.stack_log.is_some() || !self.profiles.is_empty();
+        !is_shown && (has_some || self.tunemygc.is_some())
+    }
+
+    /// Whether there are outputs besides lines and summaries.
+    pub fn has_others(&self) -> bool {
+        let is_pushed = self.push.otlp.is_some() || self.push.pyroscope.is_some();
+        let is_sent = is_pushed || self.tunemygc_target.is_some();
+        let is_recorded = self.record.as_ref().is_some_and(|path| path.as_os_str() != "-");
+        self.has_files_at_end() || is_sent || is_recorded || self.prometheus.is_some()
+    }
+
     /// Whether any output shows stacks; otherwise only stacks of GC starts are taken.
     pub fn wants_stacks(&self) -> bool {
         self.stacks.is_some()

@@ -50,6 +50,12 @@ impl Pipeline {
         Traced(all)
     }
 
+    /// Sets whether there are outputs besides the lines: the run goes on for them if the reader of the lines is gone.
+    #[must_use]
+    pub fn writing_others(self, others: bool) -> Self {
+        Self { outputs: self.outputs.of_run(others), ..self }
+    }
+
     /// Reports that the off-CPU times of a process do not cover all its threads.
     pub(super) fn say_of_threads(&self, process: &Process) {
         if self.asleep.is_some()

@@ -20,8 +20,17 @@ use rustix::{
 use super::{ExportError, made};
 use crate::console::say;
 
+/// An output file that exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether it is complete; otherwise the run is still adding to it.
+    pub is_whole: bool,
+}
+
 /// The files published so far.
-static PUBLISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static PUBLISHED: Mutex<Vec<Published>> = Mutex::new(Vec::new());
 /// Maximum number of files remembered: sample sets may be written for days.
 const REMEMBERED: usize = 64;
 
@@ -166,14 +175,26 @@ fn open_pipe(path: &Path) -> io::Result<File> {
 }
 
 /// The files written so far (only the first ones if there are very many). No other file is published while the guard is held.
-pub fn published() -> MutexGuard<'static, Vec<PathBuf>> {
+pub fn published() -> MutexGuard<'static, Vec<Published>> {
     PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn note_published(published: &mut Vec<PathBuf>, path: &Path) {
-    if published.len() < REMEMBERED {
-        published.push(path.to_owned());
+fn note(published: &mut Vec<Published>, path: &Path, is_whole: bool) {
+    if let Some(known) = published.iter_mut().find(|known| known.path == path) {
+        known.is_whole = is_whole;
+    } else if published.len() < REMEMBERED {
+        published.push(Published { path: path.to_owned(), is_whole });
     }
+}
+
+/// A file that the run adds to has content.
+pub(crate) fn note_begun(path: &Path) {
+    note(&mut published(), path, false);
+}
+
+/// Nothing more is added to a file.
+pub(crate) fn note_whole(path: &Path) {
+    note(&mut published(), path, true);
 }
 
 /// Writes `content` to `path`, replacing an existing file. The file has no name (`O_TMPFILE`) until it is complete.
@@ -206,7 +227,7 @@ fn write_with_mode(
     file.fill(content)?;
     let mut published = published();
     file.replace(path)?;
-    note_published(&mut published, path);
+    note(&mut published, path, true);
     Ok(())
 }
 
@@ -275,7 +296,7 @@ pub(crate) fn write_new(
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
             Ok(()) => {
-                note_published(&mut published, &path);
+                note(&mut published, &path, true);
                 return Ok(path);
             }
         }
@@ -369,6 +390,19 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    /// A file is named once, however often it is noted, and as complete once it is.
+    #[test]
+    fn noted() {
+        let mut published = Vec::new();
+        for (path, is_whole) in [("a", false), ("b", true), ("a", true)] {
+            note(&mut published, Path::new(path), is_whole);
+        }
+        let whole = |path: &str| Published { path: path.into(), is_whole: true };
+        assert_eq!(published, [whole("a"), whole("b")]);
+        (0..1000).for_each(|n| note(&mut published, Path::new(&n.to_string()), true));
+        assert_eq!(published.len(), REMEMBERED);
     }
 
     /// A named pipe is opened once, whether its reader or its writer comes first, and writes wait for a slow reader.

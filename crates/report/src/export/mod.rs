@@ -38,8 +38,8 @@ pub mod upload;
 pub mod window;
 mod windows;
 
-pub(crate) use file::{Links, Named, open_or_make_alone, replace_alone, write_new};
-pub use file::{belong_to, check_path, published, write_atomically, write_private};
+pub(crate) use file::{Links, Named, note_begun, note_whole, open_or_make_alone, replace_alone, write_new};
+pub use file::{Published, belong_to, check_path, published, write_atomically, write_private};
 pub use made::{keep_made, remove_made};
 pub use otlp::process_context;
 pub use outputs::Outputs;
@@ -126,9 +126,12 @@ fn remedy(path: &Path, error: &io::Error) -> &'static str {
 }
 
 impl ExportError {
-    /// Whether the reader of standard output has closed it, which is how pipelines end.
-    pub fn is_broken_pipe(&self) -> bool {
-        matches!(self, Self::Stdout(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    /// The destination of lines whose reader has closed it, if that is what happened: it is how pipelines end.
+    pub(crate) fn closed(&self) -> Option<sink::Closed> {
+        match self {
+            Self::Stdout(error) => sink::Closed::by(error),
+            _ => None,
+        }
     }
 }
 

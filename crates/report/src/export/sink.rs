@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{ExportError, Exporter, file, file::Named};
+use super::{
+    ExportError, Exporter, file,
+    file::{Named, note_begun, note_whole},
+};
 use crate::{console, ledger::Ledger};
 
 /// Writing lines to a file failed.
@@ -23,6 +26,30 @@ pub(super) fn failed(error: &io::Error) -> String {
     match error.get_ref() {
         Some(inner) if inner.is::<FileError>() => inner.to_string(),
         _ => format!("writing to standard output: {error}"),
+    }
+}
+
+/// A destination of lines whose reader has closed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    Stdout,
+    Pipe(PathBuf),
+}
+
+impl Closed {
+    pub(super) fn by(error: &io::Error) -> Option<Self> {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<FileError>());
+        let closed = || inner.map_or(Self::Stdout, |inner| Self::Pipe(inner.path.clone()));
+        (error.kind() == io::ErrorKind::BrokenPipe).then(closed)
+    }
+}
+
+impl std::fmt::Display for Closed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("standard output"),
+            Self::Pipe(path) => write!(f, "{}", path.display()),
+        }
     }
 }
 
@@ -50,6 +77,9 @@ impl Exporter for Kept {
                 "it was removed during the run, and the lines that were written to it are lost".to_owned();
             return Err(ExportError::Disturbed { path: self.path.clone(), what });
         }
+        if self.file.metadata().is_ok_and(|now| now.is_file()) {
+            note_whole(&self.path);
+        }
         Ok(())
     }
 }
@@ -63,6 +93,7 @@ impl Sink {
         let opened = file::open_alone(path, 0o666, file::Links::Follow, "another gctrace writes to it")?;
         if opened.metadata().is_ok_and(|data| data.is_file()) {
             opened.set_len(0).map_err(unwritable)?;
+            note_begun(path);
         }
         Ok(Self::File(path.to_owned(), Arc::new(opened)))
     }

@@ -17,7 +17,9 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::export::{ExportError, Links, Named, check_path, open_or_make_alone, replace_alone};
+use crate::export::{
+    ExportError, Links, Named, check_path, note_begun, note_whole, open_or_make_alone, replace_alone,
+};
 
 /// Maximum bytes queued for a slow reader: some minutes of a busy program.
 const WAITING: u64 = 64 << 20;
@@ -96,6 +98,9 @@ impl RegularFile {
         self.file.write_all(bytes)?;
         self.check(self.written.bytes + length)?;
         self.written.add(length, entries);
+        if entries > 0 && self.written.entries == entries {
+            note_begun(&self.path);
+        }
         Ok(())
     }
 
@@ -131,6 +136,9 @@ impl RegularFile {
         self.check(self.written.bytes)?;
         let gone = self.gone(&self.file.metadata()?);
         drop(self.older.take());
+        if gone.is_none() {
+            note_whole(&self.path);
+        }
         gone.map_or(Ok(()), |what| Err(what.into()))
     }
 

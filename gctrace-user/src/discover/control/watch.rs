@@ -57,6 +57,12 @@ impl Lives {
     }
 }
 
+/// Whether the run has ended. An error says nothing about that.
+fn is_over(stop: &OwnedFd) -> bool {
+    let mut stop = [PollFd::new(stop, PollFlags::IN | PollFlags::HUP)];
+    poll(&mut stop, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 impl Control {
     /// Executes the latest order to attach or detach the GVL probes.
     fn take_gvl_orders(&mut self) {
@@ -87,7 +93,8 @@ impl Control {
         let mut lives = Lives::default();
         loop {
             if until == Until::Answered && self.waiting.is_empty() {
-                return true;
+                // A command must not be started after the end of the run.
+                return !is_over(stop);
             }
             let mut idle = false;
             {
@@ -260,5 +267,15 @@ mod tests {
         assert!(lives.ended(&[(1, 5)], vec![], dead).is_empty());
         assert_eq!(lives.ended(&[(1, 7), (1, 8)], vec![8, 7, 9], |pid| pid == 7), [8, 9]);
         assert!(lives.ended(&[(1, 9)], vec![], |_| true).is_empty());
+    }
+
+    /// The run is over once the other end of the socket is closed.
+    #[test]
+    fn stopped() {
+        let (stop, stopped) = std::os::unix::net::UnixStream::pair().unwrap();
+        let stopped = OwnedFd::from(stopped);
+        assert!(!is_over(&stopped));
+        drop(stop);
+        assert!(is_over(&stopped));
     }
 }

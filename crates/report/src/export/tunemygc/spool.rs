@@ -1,12 +1,13 @@
 //! The on-disk queue of sets to send: its size is limited, the oldest are dropped first, and it survives restarts.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     ffi::OsString,
     fs::{File, TryLockError},
     io,
     path::Path,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use super::journal::{self, Draft, MAX_SET, WHOLE, unique_stem};
@@ -14,6 +15,9 @@ use crate::{
     export::upload::engine::{Backlog, Gone, Room},
     private_dir::PrivateDir,
 };
+
+/// How often the sets of runs that have ended meanwhile are looked for.
+const LOOK: Duration = Duration::from_mins(5);
 
 /// A set on its way to the spool. Until it is there, it is kept in its draft.
 #[derive(Debug)]
@@ -49,6 +53,12 @@ pub(super) struct Spool {
     limit: u64,
     /// Number of sets dropped because they exceeded the limit or could not be read, not reported yet.
     gone: u64,
+    /// Number of sets of other runs that were taken over, not reported yet.
+    added: u64,
+    /// Names of sets that could not be read.
+    unreadable: HashSet<OsString>,
+    /// When the sets of other runs were last looked for.
+    looked: Instant,
     made: u64,
     /// A shared lock, held by all runs that send what is in this directory.
     lock: Option<File>,
@@ -57,7 +67,8 @@ pub(super) struct Spool {
 impl Spool {
     /// Opens the spool `name` in a directory. Both are created if they do not exist, accessible only to their owner: sets
     /// contain tokens, and everything in the spool is sent. Links, and directories of other users, are refused. Sets left by
-    /// earlier runs are sent first, unless another run is sending: its sets cannot be distinguished from those left over.
+    /// earlier runs are sent first, unless another run is sending: its sets cannot be distinguished from those left over. Once it has ended, they are
+    /// taken over ([`Spool::take_over`]).
     pub(super) fn open(base: &Path, name: &str, limit: u64) -> io::Result<Self> {
         let dir = PrivateDir::create(base).and_then(|base| base.child(name))?;
         // Runs that start at the same time check one after the other: converting an exclusive lock to a shared one releases it briefly.
@@ -71,27 +82,14 @@ impl Spool {
             bytes: 0,
             limit,
             gone: 0,
+            added: 0,
+            unreadable: HashSet::new(),
+            looked: Instant::now(),
             made: 0,
             lock: None,
         };
         if mine {
-            let mut left: Vec<Entry> = spool
-                .dir
-                .files()?
-                .into_iter()
-                .filter(|(name, _)| Path::new(name).extension().is_some_and(|extension| extension == WHOLE))
-                .map(|(name, stat)| Entry { name, size: stat.st_size.unsigned_abs(), attempts: 0 })
-                .collect();
-            left.sort_by(|one, other| one.name.cmp(&other.name));
-            spool.bytes = left.iter().map(|entry| entry.size).sum();
-            spool.waiting = left.into();
-            spool.shed(0);
-            // `spool.dir` cannot be borrowed while sets are added to `spool`.
-            let dir = Arc::clone(&spool.dir);
-            // A full disk does not end the run: a draft that cannot be turned into a set stays for the next one.
-            if let Err(error) = journal::left(&dir, |stem, set| spool.add(stem, set)) {
-                log::warn!("{}: sets of an earlier run stay for the next one: {error}", dir.path().display());
-            }
+            spool.take_left()?;
         }
         match lock.try_lock_shared() {
             Ok(()) => spool.lock = Some(lock),
@@ -100,6 +98,55 @@ impl Spool {
             Err(TryLockError::Error(error)) => return Err(error),
         }
         Ok(spool)
+    }
+
+    /// Appends the sets in the directory that are not known, and the drafts that nobody writes; returns their number. No other run may be sending.
+    fn take_left(&mut self) -> io::Result<u64> {
+        let known: HashSet<&OsString> =
+            self.waiting.iter().map(|entry| &entry.name).chain(&self.unreadable).collect();
+        let is_set = |name: &OsString| Path::new(name).extension().is_some_and(|found| found == WHOLE);
+        let files = self.dir.files()?.into_iter();
+        let mut left: Vec<Entry> = files
+            .filter(|(name, _)| is_set(name) && !known.contains(name))
+            .map(|(name, stat)| Entry { name, size: stat.st_size.unsigned_abs(), attempts: 0 })
+            .collect();
+        left.sort_by(|one, other| one.name.cmp(&other.name));
+        let mut taken = left.len() as u64;
+        self.bytes += left.iter().map(|entry| entry.size).sum::<u64>();
+        self.waiting.extend(left);
+        self.shed(0);
+        // `self.dir` cannot be borrowed while sets are added to `self`.
+        let dir = Arc::clone(&self.dir);
+        let added = journal::left(&dir, |stem, set| {
+            self.add(stem, set)?;
+            taken += 1;
+            Ok(())
+        });
+        // A full disk does not end the run: a draft that cannot be turned into a set stays for the next one.
+        if let Err(error) = added {
+            log::warn!("{}: sets of an earlier run stay for the next one: {error}", dir.path().display());
+        }
+        Ok(taken)
+    }
+
+    /// Takes over the sets of runs that were sending when this one began, if all of them have ended.
+    fn take_over(&mut self) -> io::Result<()> {
+        // As when the spool is opened: nobody checks at the same time.
+        let turn = self.dir.folder()?;
+        if turn.try_lock().is_err() {
+            return Ok(());
+        }
+        let lock = match self.lock.take() {
+            Some(lock) => lock,
+            None => self.dir.lock_file("lock")?,
+        };
+        let taken = if lock.try_lock().is_ok() { self.take_left() } else { Ok(0) };
+        // An attempt that fails gives up the shared lock, too (flock(2)).
+        if lock.try_lock_shared().is_ok() {
+            self.lock = Some(lock);
+        }
+        self.added += taken?;
+        Ok(())
     }
 
     fn add(&mut self, stem: &str, text: &str) -> io::Result<()> {
@@ -152,6 +199,8 @@ impl Backlog for Spool {
                     let why = gone.err().map_or_else(|| "it is gone".to_owned(), |error| error.to_string());
                     log::warn!("{}: {why}", self.dir.path().join(name).display());
                     self.gone += 1;
+                    let name = name.clone();
+                    self.unreadable.insert(name);
                     self.forget();
                 }
             }
@@ -188,7 +237,18 @@ impl Backlog for Spool {
     }
 
     fn take_gone(&mut self) -> Gone {
-        Gone { dropped: std::mem::take(&mut self.gone), ..Gone::default() }
+        let (gone, added) = (&mut self.gone, &mut self.added);
+        Gone { dropped: std::mem::take(gone), added: std::mem::take(added), ..Gone::default() }
+    }
+
+    fn tend(&mut self) {
+        if self.looked.elapsed() < LOOK {
+            return;
+        }
+        self.looked = Instant::now();
+        if let Err(error) = self.take_over() {
+            log::warn!("{}: sets of other runs are not looked for: {error}", self.dir().display());
+        }
     }
 
     fn keeps_in(&self) -> Option<String> {
@@ -249,6 +309,34 @@ mod tests {
         assert_eq!(second.len(), 1);
         drop(second);
         assert_eq!(open().len(), 1);
+    }
+
+    /// What an overlapping run left is taken over once it has ended, by one run, once.
+    #[test]
+    fn taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Spool::open(dir.path(), "spool", 1000).unwrap();
+        let mut first = open();
+        add(&mut first, "of the first");
+        let mut second = open();
+        add(&mut second, "of the second");
+        second.take_over().unwrap();
+        assert_eq!((second.len(), second.take_gone()), (1, Gone::default()), "the first run has its own");
+        let third = open();
+        drop(first);
+        second.take_over().unwrap();
+        assert_eq!((second.len(), open().len()), (1, 0), "all others must have ended");
+        drop(third);
+        second.take_over().unwrap();
+        assert_eq!((second.len(), second.take_gone().added), (2, 1));
+        second.take_over().unwrap();
+        assert_eq!((second.len(), open().len(), second.take_gone()), (2, 0, Gone::default()));
+        for set in ["of the second", "of the first"] {
+            assert_eq!(text(second.front()).as_deref(), Some(set));
+            second.pop();
+        }
+        second.take_over().unwrap();
+        assert_eq!((second.len(), second.take_gone()), (0, Gone::default()));
     }
 
     /// The limit is never exceeded; the oldest sets are dropped first and are counted.

@@ -18,6 +18,8 @@ use super::notices::{Notices, Reason};
 
 /// The usual [`Policy::first_pause`].
 pub(in crate::export) const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// How long the thread waits for a job before it tends the backlog.
+const IDLE: Duration = Duration::from_mins(1);
 /// The final wait is announced after this time.
 const PROMPT: Duration = Duration::from_millis(500);
 
@@ -41,21 +43,23 @@ pub(in crate::export) trait Backlog: Send + 'static {
     fn halve(&mut self) -> bool;
     /// Number of queued jobs.
     fn len(&self) -> usize;
-    /// What was removed without being sent, or split, since the last call.
+    /// What was removed without being sent, or added by itself, since the last call.
     fn take_gone(&mut self) -> Gone;
+    /// Called about once a minute, or more often.
+    fn tend(&mut self) {}
     /// Where jobs remain queued after the end, for messages; `None` if they are lost with the process.
     fn keeps_in(&self) -> Option<String>;
 }
 
-/// Counts of jobs that a [`Backlog`] removed or split by itself.
+/// Counts of jobs that a [`Backlog`] removed or added by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::export) struct Gone {
     /// Dropped: no space, or unreadable.
     pub(in crate::export) dropped: u64,
     /// Nothing to send after all.
     pub(in crate::export) empty: u64,
-    /// Split in two.
-    pub(in crate::export) split: u64,
+    /// Added: another run left it, or one was split in two.
+    pub(in crate::export) added: u64,
 }
 
 /// Sends one item.
@@ -339,16 +343,18 @@ struct Worker<B, P> {
     next: Instant,
     /// The time until which the peer asked for no further attempt.
     asked: Option<Instant>,
-    /// Attempts that jobs have gained by being split.
+    /// Attempts that are due to jobs which were split or added.
     chances: usize,
 }
 
 impl<B: Backlog, P: Peer<B>> Worker<B, P> {
     fn run(mut self, jobs: &Receiver<(B::Job, Room)>) {
         while self.accept(jobs) {
+            self.backlog.tend();
+            self.count_gone();
             let pause = self.next.saturating_duration_since(Instant::now());
             let job = if self.backlog.len() == 0 {
-                jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                jobs.recv_timeout(IDLE)
             } else if pause.is_zero() {
                 self.attempt(false);
                 continue;
@@ -413,11 +419,11 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
 
     /// Counts the jobs that the backlog removed as finished.
     fn count_gone(&mut self) {
-        let Gone { dropped, empty, split } = self.backlog.take_gone();
-        self.chances += split as usize;
+        let Gone { dropped, empty, added } = self.backlog.take_gone();
+        self.chances += added as usize;
         let mut counts = lock(&self.counts);
-        counts.made += split;
-        counts.waiting += split;
+        counts.made += added;
+        counts.waiting += added;
         counts.waiting -= dropped + empty;
         counts.dropped += dropped;
         counts.empty += empty;

@@ -64,7 +64,7 @@ impl Backlog for Memory {
             } else if entry.payload.is_too_large()
                 && let Some(halves) = entry.payload.halves()
             {
-                self.gone.split += 1;
+                self.gone.added += 1;
                 self.replace_front(halves);
             } else {
                 entry.body = Some((self.prepare)(bytes));

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal};
@@ -108,6 +110,16 @@ impl Collector {
         let finished = self.process.finish(PATIENCE)?;
         ensure!(finished.status.success(), "{}: {}", finished.status, finished.errors());
         Ok(finished)
+    }
+}
+
+/// Waits at least `time`, and until clients have added this many accepted sets to the `before` earlier ones. Each is a commit, whose time is
+/// the disk's. The caller checks the count: if it is not reached in time, the wait ends all the same.
+pub fn wait_accepted(accepted: &Mutex<Vec<String>>, before: usize, more: usize, time: Duration) {
+    let begun = Instant::now();
+    let there = || accepted.lock().map_or(0, |accepted| accepted.len());
+    while begun.elapsed() < time || (there() < before + more && begun.elapsed() < PATIENCE) {
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -75,6 +75,13 @@ impl Live {
         Ok(Self { scratch: scratch()?, _turn: Turn::begin("beside"), _lock: None })
     }
 
+    /// Like [`Self::without_gctrace`], with the scratch directory in memory: how long a disk takes for a commit must not decide the result.
+    pub fn in_memory() -> Result<Self> {
+        let scratch = tempfile::Builder::new().prefix("gctrace-test-").tempdir_in("/dev/shm");
+        let scratch = scratch.context("no /dev/shm")?;
+        Ok(Self { scratch, _turn: Turn::begin("beside"), _lock: None })
+    }
+
     /// A path in the scratch directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::collector::{Collector, example};
+use gctrace_tests::collector::{Collector, example, wait_accepted};
 use gctrace_tests::live::Live;
 
 /// The collector is killed three times under load from eight clients; no accepted set is lost.
@@ -34,7 +34,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
                     }
                 });
             }
-            std::thread::sleep(Duration::from_millis(500));
+            wait_accepted(&accepted, before, 21, Duration::from_millis(500));
             let killed = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             over.store(true, Ordering::Relaxed);
             killed

@@ -1,4 +1,5 @@
-//! Hostile clients: the collector answers with the right status, uses little memory, and its store stays intact.
+//! Hostile clients: the collector answers with the right status, uses little memory, and its store stays intact. The stores are in memory: nothing
+//! here is about durability, and several tests compare times.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,8 +9,9 @@ use anyhow::{Context as _, Result, ensure};
 use flate2::{Compression, write::GzEncoder};
 use gctrace_tests::PATIENCE;
 use gctrace_tests::collector::{Collector, example};
-use gctrace_tests::http;
 use gctrace_tests::live::Live;
+use gctrace_tests::timing::settled;
+use gctrace_tests::{ensure_times, http};
 use serde_json::{Value, json};
 
 /// Maximum memory that it may use: bodies that wait for each other, and one large set being parsed.
@@ -29,7 +31,7 @@ fn gzip_of(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<u8>> {
 /// Hostile bodies are refused, sent by two clients at once, with good sets in between.
 #[test]
 fn bodies() -> Result<()> {
-    let live = Live::without_gctrace()?;
+    let live = Live::in_memory()?;
     let store = live.path("sets.db");
     let collector = Collector::start(&store, &[])?;
     let token = collector.register()?;
@@ -128,7 +130,7 @@ fn sql() -> Result<()> {
             _ => {}
         }
     }
-    let live = Live::without_gctrace()?;
+    let live = Live::in_memory()?;
     let store = live.path("sets.db");
     let collector = Collector::start(&store, &[])?;
     let token = collector.register()?;
@@ -158,53 +160,63 @@ fn sql() -> Result<()> {
 /// Clients that send slowly or send nothing are disconnected, and other clients do not wait for them.
 #[test]
 fn slow_clients() -> Result<()> {
-    let live = Live::without_gctrace()?;
-    let store = live.path("sets.db");
-    let collector = Collector::start(&store, &[])?;
-    let token = collector.register()?;
-    let mut slow = Vec::new();
-    for n in 0..200 {
-        let mut stream = http::connect(collector.address)?;
-        let part: &[u8] = match n % 4 {
-            0 => b"",
-            1 => b"POST /ruby HT",
-            2 => b"POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 49000000\r\n",
-            _ => b"POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 49000000\r\n\r\n[",
-        };
-        stream.write_all(part)?;
-        slow.push((n % 4, stream));
-    }
-    let begun = Instant::now();
-    let set = example(&token, 1)?.to_string();
-    ensure!(collector.send(&set)?.code == 200);
-    ensure!(begun.elapsed() < Duration::from_secs(5), "a good client waited for {:?}", begun.elapsed());
-    // Sending a byte from time to time does not prevent it.
-    std::thread::sleep(Duration::from_secs(6));
-    for (kind, stream) in &mut slow {
-        if *kind == 1 {
-            stream
-                .write_all(b"T")
-                .or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
+    settled(|| {
+        let live = Live::in_memory()?;
+        let store = live.path("sets.db");
+        let collector = Collector::start(&store, &[])?;
+        let token = collector.register()?;
+        let mut slow = Vec::new();
+        for n in 0..200 {
+            let mut stream = http::connect(collector.address)?;
+            let part: &[u8] = match n % 4 {
+                0 => b"",
+                1 => b"POST /ruby HT",
+                2 => b"POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 49000000\r\n",
+                _ => b"POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 49000000\r\n\r\n[",
+            };
+            stream.write_all(part)?;
+            slow.push((n % 4, stream));
         }
-    }
-    for (kind, mut stream) in slow {
-        let mut answer = Vec::new();
-        // Disconnected without an answer, or with an answer that gives the reason. A reset is also an end.
-        let _end = stream.read_to_end(&mut answer);
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        if kind == 3 {
-            ensure!(answer.contains(" 500 ") && answer.contains("did not arrive in time"), "{answer:?}");
+        let begun = Instant::now();
+        let set = example(&token, 1)?.to_string();
+        ensure!(collector.send(&set)?.code == 200);
+        ensure_times!(
+            begun.elapsed() < Duration::from_secs(5),
+            "a good client waited for {:?}",
+            begun.elapsed()
+        );
+        // Sending a byte from time to time does not prevent it.
+        std::thread::sleep(Duration::from_secs(6));
+        for (kind, stream) in &mut slow {
+            if *kind == 1 {
+                stream.write_all(b"T").or_else(|error| {
+                    if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
+                })?;
+            }
         }
-    }
-    ensure!(begun.elapsed() < Duration::from_secs(20), "they were cut off after {:?}", begun.elapsed());
-    ensure!(collector.peak_memory()? < 60 << 20, "{} bytes", collector.peak_memory()?);
-    intact(&store, 1)
+        for (kind, mut stream) in slow {
+            let mut answer = Vec::new();
+            // Disconnected without an answer, or with an answer that gives the reason. A reset is also an end.
+            let _end = stream.read_to_end(&mut answer);
+            let answer = String::from_utf8_lossy(&answer).into_owned();
+            if kind == 3 {
+                ensure!(answer.contains(" 500 ") && answer.contains("did not arrive in time"), "{answer:?}");
+            }
+        }
+        ensure_times!(
+            begun.elapsed() < Duration::from_secs(20),
+            "they were cut off after {:?}",
+            begun.elapsed()
+        );
+        ensure!(collector.peak_memory()? < 60 << 20, "{} bytes", collector.peak_memory()?);
+        intact(&store, 1)
+    })
 }
 
 /// A head without an end is refused, and so is a chunked body without an end.
 #[test]
 fn endless() -> Result<()> {
-    let live = Live::without_gctrace()?;
+    let live = Live::in_memory()?;
     let collector = Collector::start(&live.path("sets.db"), &[])?;
     let mut stream = http::connect(collector.address)?;
     let mut request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ".to_vec();
@@ -233,47 +245,52 @@ fn endless() -> Result<()> {
 /// Clients that send large bodies slowly take neither memory nor connections away from other clients, with or without a valid token.
 #[test]
 fn large_and_slow() -> Result<()> {
-    let live = Live::without_gctrace()?;
-    let store = live.path("sets.db");
-    let collector = Collector::start(&store, &[])?;
-    let token = collector.register()?;
-    let mut slow = Vec::new();
-    for n in 0..8 {
-        let mut stream = http::connect(collector.address)?;
-        let token = if n < 4 { "0123456789abcdef0123456789abcdef" } else { &token };
-        write!(stream, "POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n[[\"{token}\",")?;
-        let blanks = vec![b' '; 1 << 20];
-        stream.set_write_timeout(Some(Duration::from_millis(500)))?;
-        let mut sent = 0;
-        while sent < SENT {
-            match stream.write(&blanks) {
-                Ok(written) => sent += written,
-                // By now, clients with the token are waiting for memory, and those without it may have received their answer.
-                Err(_) => break,
+    settled(|| {
+        let live = Live::in_memory()?;
+        let store = live.path("sets.db");
+        let collector = Collector::start(&store, &[])?;
+        let token = collector.register()?;
+        let mut slow = Vec::new();
+        for n in 0..8 {
+            let mut stream = http::connect(collector.address)?;
+            let token = if n < 4 { "0123456789abcdef0123456789abcdef" } else { &token };
+            write!(
+                stream,
+                "POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n[[\"{token}\","
+            )?;
+            let blanks = vec![b' '; 1 << 20];
+            stream.set_write_timeout(Some(Duration::from_millis(500)))?;
+            let mut sent = 0;
+            while sent < SENT {
+                match stream.write(&blanks) {
+                    Ok(written) => sent += written,
+                    // By now, clients with the token are waiting for memory, and those without it may have received their answer.
+                    Err(_) => break,
+                }
             }
+            ensure!(n != 4 || sent >= SENT, "the first one with a token could send only {sent} bytes");
+            slow.push(stream);
         }
-        ensure!(n != 4 || sent >= SENT, "the first one with a token could send only {sent} bytes");
-        slow.push(stream);
-    }
-    let mut sent = 0;
-    let p99 = honest(&collector, &token, || {
-        sent += 1;
-        sent <= 100
-    })?;
-    ensure!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
-    // The collector no longer reads from clients without a valid token; clients with the token are disconnected because they are slow.
-    for (n, mut stream) in slow.into_iter().enumerate() {
-        let mut answer = Vec::new();
-        let _end = stream.read_to_end(&mut answer);
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        ensure!(n >= 4 || answer.is_empty() || answer.contains(" 404 "), "{n}: {answer:?}");
-        // The first client got memory and then sent nothing; no memory was left for the other clients.
-        let reason = if n == 4 { "did not arrive in time" } else { "too many large payloads" };
-        ensure!(n < 4 || (answer.contains(" 500 ") && answer.contains(reason)), "{n}: {answer:?}");
-    }
-    ensure!(collector.metric(SLOW)? == 4, "not all are counted");
-    ensure!(collector.peak_memory()? < MEMORY, "{} bytes", collector.peak_memory()?);
-    intact(&store, 200)
+        let mut sent = 0;
+        let p99 = honest(&collector, &token, || {
+            sent += 1;
+            sent <= 100
+        })?;
+        ensure_times!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
+        // The collector no longer reads from clients without a valid token; clients with the token are disconnected because they are slow.
+        for (n, mut stream) in slow.into_iter().enumerate() {
+            let mut answer = Vec::new();
+            let _end = stream.read_to_end(&mut answer);
+            let answer = String::from_utf8_lossy(&answer).into_owned();
+            ensure!(n >= 4 || answer.is_empty() || answer.contains(" 404 "), "{n}: {answer:?}");
+            // The first client got memory and then sent nothing; no memory was left for the other clients.
+            let reason = if n == 4 { "did not arrive in time" } else { "too many large payloads" };
+            ensure!(n < 4 || (answer.contains(" 500 ") && answer.contains(reason)), "{n}: {answer:?}");
+        }
+        ensure!(collector.metric(SLOW)? == 4, "not all are counted");
+        ensure!(collector.peak_memory()? < MEMORY, "{} bytes", collector.peak_memory()?);
+        intact(&store, 200)
+    })
 }
 
 /// Number of answers to sets that arrived too slowly or for which no memory was free.
@@ -363,47 +380,49 @@ fn slowly(collector: &Collector, body: &[u8], rate: usize, progress: &AtomicUsiz
 /// 15 seconds they are told to retry later, and are counted. Meanwhile, 99 % of the sets of other clients are answered within a second.
 #[test]
 fn slow_within_the_rules() -> Result<()> {
-    let live = Live::without_gctrace()?;
-    let store = live.path("sets.db");
-    let collector = Collector::start(&store, &[])?;
-    let token = collector.register()?;
-    // A valid set, with blanks in the middle.
-    let good = example(&token, 1)?.to_string();
-    let (head, samples) = good.split_once("],[").context("samples")?;
-    let mut body = format!("{head}],").into_bytes();
-    body.resize(50_000_000 - samples.len() - 1, b' ');
-    body.extend([b"[", samples.as_bytes()].concat());
-    let (collector, body, sent) = (&collector, &body, &[const { AtomicUsize::new(0) }; 4]);
-    let (p99, slow) = std::thread::scope(|scope| {
-        let start = |n: usize| scope.spawn(move || slowly(collector, body, 450_000, &sent[n]));
-        let mut threads = vec![start(0)];
-        while sent[0].load(Ordering::Relaxed) < SENT && !threads[0].is_finished() {
-            std::thread::sleep(Duration::from_millis(10));
+    settled(|| {
+        let live = Live::in_memory()?;
+        let store = live.path("sets.db");
+        let collector = Collector::start(&store, &[])?;
+        let token = collector.register()?;
+        // A valid set, with blanks in the middle.
+        let good = example(&token, 1)?.to_string();
+        let (head, samples) = good.split_once("],[").context("samples")?;
+        let mut body = format!("{head}],").into_bytes();
+        body.resize(50_000_000 - samples.len() - 1, b' ');
+        body.extend([b"[", samples.as_bytes()].concat());
+        let (collector, body, sent) = (&collector, &body, &[const { AtomicUsize::new(0) }; 4]);
+        let (p99, slow) = std::thread::scope(|scope| {
+            let start = |n: usize| scope.spawn(move || slowly(collector, body, 450_000, &sent[n]));
+            let mut threads = vec![start(0)];
+            while sent[0].load(Ordering::Relaxed) < SENT && !threads[0].is_finished() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            threads.extend((1..4).map(start));
+            let p99 = honest(collector, &token, || threads.iter().any(|thread| !thread.is_finished()))?;
+            let slow = threads.into_iter().map(|thread| thread.join().expect("a thread"));
+            Ok::<_, anyhow::Error>((p99, slow.collect::<Result<Vec<_>>>()?))
+        })?;
+        let Slow { sent, after, answer } = &slow[0];
+        ensure!(answer.contains(" 200 ") && *sent == body.len(), "{sent} bytes: {answer:?}");
+        ensure!(*after > Duration::from_secs(30), "it was so slow only for {after:?}");
+        for Slow { sent, after, answer } in &slow[1..] {
+            ensure!(answer.contains(" 500 ") && answer.contains("too many large payloads"), "{answer:?}");
+            let seconds = after.as_secs_f64();
+            ensure_times!((14.5..20.0).contains(&seconds), "after {seconds} s: {answer:?}");
+            ensure!(*sent < SENT, "{sent} bytes were taken");
         }
-        threads.extend((1..4).map(start));
-        let p99 = honest(collector, &token, || threads.iter().any(|thread| !thread.is_finished()))?;
-        let slow = threads.into_iter().map(|thread| thread.join().expect("a thread"));
-        Ok::<_, anyhow::Error>((p99, slow.collect::<Result<Vec<_>>>()?))
-    })?;
-    let Slow { sent, after, answer } = &slow[0];
-    ensure!(answer.contains(" 200 ") && *sent == body.len(), "{sent} bytes: {answer:?}");
-    ensure!(*after > Duration::from_secs(30), "it was so slow only for {after:?}");
-    for Slow { sent, after, answer } in &slow[1..] {
-        ensure!(answer.contains(" 500 ") && answer.contains("too many large payloads"), "{answer:?}");
-        let seconds = after.as_secs_f64();
-        ensure!((14.5..20.0).contains(&seconds), "after {seconds} s: {answer:?}");
-        ensure!(*sent < SENT, "{sent} bytes were taken");
-    }
-    ensure!(collector.metric(SLOW)? == 3, "not all are counted");
-    ensure!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
-    ensure!(collector.peak_memory()? < MEMORY, "{} bytes", collector.peak_memory()?);
-    Ok(())
+        ensure!(collector.metric(SLOW)? == 3, "not all are counted");
+        ensure_times!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
+        ensure!(collector.peak_memory()? < MEMORY, "{} bytes", collector.peak_memory()?);
+        Ok(())
+    })
 }
 
 /// A single address cannot take all connections, and its connections are released.
 #[test]
 fn one_address() -> Result<()> {
-    let live = Live::without_gctrace()?;
+    let live = Live::in_memory()?;
     let collector = Collector::start(&live.path("sets.db"), &["--per-address", "8"])?;
     let mut open = Vec::new();
     for _ in 0..8 {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gctrace_collector::digest::Digest;
 use gctrace_collector::store::{self, App, Group, NewApp, NewSet, Quota, Rights, SetId, TokenHash};
-use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set};
+use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set, wait_accepted};
 use gctrace_tests::postgres::Postgres;
 use gctrace_tunemygc::tune::{Evidence, Series};
 use serde_json::{Value, json};
@@ -269,7 +269,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
                     }
                 });
             }
-            std::thread::sleep(Duration::from_millis(700));
+            wait_accepted(&accepted, before, 21, Duration::from_millis(700));
             let killed = if round % 2 == 0 {
                 postgres.kill().and_then(|()| {
                     std::thread::sleep(Duration::from_millis(300));

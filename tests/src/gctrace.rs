@@ -51,6 +51,12 @@ impl Invocation {
         self
     }
 
+    /// Makes it report what it does, so that a test can wait for it ([`Gctrace::wait_server`]).
+    #[must_use]
+    pub fn informing(self) -> Self {
+        self.envs(vec![("RUST_LOG".into(), "info".into())])
+    }
+
     /// Gives access to the command for everything that the other methods do not cover.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Command)) -> Self {
@@ -101,6 +107,16 @@ impl Gctrace {
     /// Waits for a line of standard error that contains `part`, and returns it.
     pub fn wait_error(&mut self, part: &str) -> Result<String> {
         self.process.wait_stderr(PATIENCE, part, |line| line.contains(part))
+    }
+
+    /// Waits until the requests of this process are traced. It must have been started with [`Invocation::informing`].
+    pub fn wait_server(&mut self, pid: u32) -> Result<()> {
+        self.wait_error(&format!("pid {pid} is traced as a server from now on")).map(drop)
+    }
+
+    /// Like [`Self::wait_server`], for a Puma that listens on a Unix socket.
+    pub fn wait_unix_server(&mut self, pid: u32) -> Result<()> {
+        self.wait_error(&format!("pid {pid} is traced on its Unix sockets from now on")).map(drop)
     }
 
     /// Sends it a signal.

@@ -13,14 +13,12 @@ use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::{PATIENCE, ensure_times, ledger, slowness};
+use gctrace_tests::{PATIENCE, ensure_times, ledger};
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Text in requests that must never appear in an output.
 const SECRET: &str = "SECRET";
-/// Maximum time from when a server listens, or from the fork of a worker, until its probes are attached, on a physical machine. Nothing is printed then.
-const ATTACHED: Duration = Duration::from_millis(500);
 /// Debian's path, in the Rubies that have it.
 const UNICORN: &str = "/usr/bin/unicorn";
 /// Debian's path, for its own Ruby.
@@ -250,16 +248,20 @@ fn unicorn() -> Result<()> {
         let server = Server::unicorn(&live, ruby)?.wait_until_it_listens()?;
         for round in ["m", "n"] {
             let pid = server.process.pid().to_string();
-            let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
+            let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.informing();
+            let mut gctrace = gctrace.start_ready()?;
             let mut answered = server.load(round, false)?;
             let before = workers(&server)?;
             server.process.signal(Signal::TTIN)?;
             let since = Instant::now();
-            while workers(&server)? == before {
+            let new = loop {
+                if let Some(&new) = workers(&server)?.difference(&before).next() {
+                    break new;
+                }
                 ensure!(since.elapsed() < PATIENCE, "no new worker");
                 std::thread::sleep(Duration::from_millis(20));
-            }
-            std::thread::sleep(ATTACHED * u32::try_from(slowness())?);
+            };
+            gctrace.wait_server(new)?;
             answered.extend(server.load(&format!("{round}p"), false)?);
             gctrace.wait_requests(answered.len())?;
             std::thread::sleep(Duration::from_millis(200));
@@ -277,13 +279,13 @@ fn unicorn() -> Result<()> {
 fn webrick() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+        let mut gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.informing().start_ready()?;
         let server = Server::webrick(&live, ruby)?;
         let mut command = ruby.command()?;
         command.arg(web("listener.rb"));
         let other = Server::start(&live, "listener", &mut command, |port| vec![port.to_string()])?;
         let (server, other) = (server.wait_until_it_listens()?, other.wait_until_it_listens()?);
-        std::thread::sleep(ATTACHED * u32::try_from(slowness())?);
+        gctrace.wait_server(server.process.pid())?;
         let mut answered = server.load("m", true)?;
         answered.extend(server.load("n", true)?);
         for _ in 0..20 {
@@ -318,9 +320,9 @@ fn webrick_on_a_busy_cpu() -> Result<()> {
     // Processes that this thread starts inherit the affinity.
     sched_setaffinity(None, &one)?;
     for _ in 0..2 {
-        let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+        let mut gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.informing().start_ready()?;
         let server = Server::idle_webrick(&live, &ruby)?.wait_until_it_listens()?;
-        std::thread::sleep(ATTACHED * u32::try_from(slowness())?);
+        gctrace.wait_server(server.process.pid())?;
         Server::ask(&mut server.connect()?, "GET /plain/busy HTTP/1.1\r\nHost: x\r\n\r\n", None)?;
         gctrace.wait_requests(1)?;
         let (report, _) = gctrace.stop_by(Signal::INT)?;

@@ -3,15 +3,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::timing::settled;
 use gctrace_tests::unix_server::{Truth, UnixServer};
-use gctrace_tests::{ensure_times, ledger, slowness};
+use gctrace_tests::{PATIENCE, ensure_times, ledger};
 use rustix::process::Signal;
 
 /// Text in requests that must never appear in an output.
@@ -297,7 +298,8 @@ fn watch(server: &UnixServer) -> Result<Gctrace> {
 fn puma_on_a_unix_socket() -> Result<()> {
     let live = Live::begin()?;
     for ruby in UnixServer::rubies(false)? {
-        puma(&live, &ruby).with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
+        settled(|| puma(&live, &ruby))
+            .with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
     }
     Ok(())
 }
@@ -370,7 +372,7 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
         lines.values().filter(move |line| line.path.as_deref().is_some_and(|path| path.starts_with(&of)))
     };
     for line in of_kind("hints") {
-        ensure!(
+        ensure_times!(
             line.first_byte_ns < Some(SLEEP.as_nanos() as u64),
             "its hints came before it slept: {line:?}"
         );
@@ -385,15 +387,31 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
+/// The two workers of a cluster, as soon as both exist.
+fn workers(server: &UnixServer) -> Result<Vec<u32>> {
+    let since = Instant::now();
+    loop {
+        let pid = server.process.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let children: Vec<u32> = children.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        if children.len() == 2 {
+            return Ok(children);
+        }
+        ensure!(since.elapsed() < PATIENCE, "workers {children:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// The workers of a cluster, from its start on: gctrace runs before the cluster listens.
 #[test]
 fn puma_cluster_on_a_unix_socket() -> Result<()> {
     let live = Live::begin()?;
     for ruby in UnixServer::rubies(false)? {
-        let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+        let mut gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.informing().start_ready()?;
         let server = UnixServer::puma(&live, &ruby, "2")?;
-        // Probes are attached some milliseconds after a worker has started to run.
-        std::thread::sleep(Duration::from_secs(2) * u32::try_from(slowness())?);
+        for worker in workers(&server)? {
+            gctrace.wait_unix_server(worker)?;
+        }
         let answered = at_the_same_time(6, |at| {
             let mut names = Names::new(at);
             kept(Client::unix(&server)?, &mut names)?;

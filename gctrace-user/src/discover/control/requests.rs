@@ -232,6 +232,9 @@ impl Control {
             );
         });
         if let Some(own) = self.servers.processes.get_mut(&pid) {
+            if found.is_ok() {
+                log::info!("pid {pid} is traced on its Unix sockets from now on");
+            }
             own.links.extend(found);
             own.sees_calls = true;
         }
@@ -390,6 +393,7 @@ impl Control {
     pub(super) fn add_if_running(&mut self, pid: u32, kind: u32) -> Result<(), String> {
         self.probes.add_server(pid, kind).map_err(|error| brief(&error))?;
         if is_running(pid) {
+            log::info!("pid {pid} is traced as a server from now on");
             self.servers.new.push(pid);
         } else {
             self.probes.remove_server(pid);

@@ -17,6 +17,7 @@ use gctrace_tests::receiver::{Answer, Push, Receiver};
 use gctrace_tests::report::{GvlSumsLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Report as ScriptReport, Script};
+use gctrace_tests::timing::settled;
 use gctrace_tests::{ensure_times, witness};
 use serde_json::Value;
 
@@ -508,6 +509,10 @@ fn pushed_series(live: &Live, pushes: &[Push]) -> Result<Vec<(String, Profile)>>
 /// together are the profile of the whole run.
 #[test]
 fn sleeping_threads_in_windows() -> Result<()> {
+    settled(windows_of_sleeping_threads)
+}
+
+fn windows_of_sleeping_threads() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let receiver = Receiver::start(|_, _| OK)?;

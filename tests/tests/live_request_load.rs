@@ -1,4 +1,4 @@
-//! Many connections, and how close the begin and end of requests are to the application's own times.
+//! Many connections, how close the begin and end of requests are to the application's own times, and what has no requests.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -11,14 +11,17 @@ use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::memory::status_kb;
 use gctrace_tests::puma::Puma;
+use gctrace_tests::report::RequestLine;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
 use gctrace_tests::timing::settled;
 
 /// The end of each response of `requests.ru`.
 const BODY: &[u8] = b"SECRETBODYSECRETBODYSECRETBODY";
 
 /// Sends a request on this connection, and reads its whole response.
-fn ask(stream: &mut TcpStream, name: &str) -> Result<()> {
-    write!(stream, "GET /plain/{name} HTTP/1.1\r\nHost: x\r\n\r\n")?;
+fn ask(stream: &mut TcpStream, path: &str) -> Result<()> {
+    write!(stream, "GET /{path} HTTP/1.1\r\nHost: x\r\n\r\n")?;
     let (mut text, mut part) = (Vec::new(), [0; 1024]);
     while !text.ends_with(BODY) {
         let read = stream.read(&mut part)?;
@@ -41,24 +44,25 @@ fn connections_are_opened_and_closed() -> Result<()> {
     let puma = Puma::start(&live, "requests.ru", "0")?;
     let pid = puma.process.pid().to_string();
     let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
-    let connect = |count: usize| -> Result<u64> {
+    // Memory after each client has made another `count` connections: without the pages of the binary, which the kernel evicts and reads again as
+    // it likes, and once gctrace has read all that happened. A client may have its response before the server has finished the request.
+    let connect = |count: usize, all: usize| -> Result<u64> {
         std::thread::scope(|scope| {
             let client = || -> Result<()> {
                 for _ in 0..count {
                     let mut stream = puma.connect()?;
-                    (0..2).try_for_each(|_| ask(&mut stream, "one"))?;
+                    (0..2).try_for_each(|_| ask(&mut stream, "plain/one"))?;
                 }
                 Ok(())
             };
             let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
             clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
         })?;
-        status_kb(gctrace.pid(), "VmRSS")
+        gctrace.wait_requests(all)?;
+        status_kb(gctrace.pid(), "RssAnon")
     };
-    let (first, last) = (connect(FIRST)?, connect(CONNECTIONS - FIRST)?);
-    // A client may have its response before the server has finished the request.
     let all = CLIENTS * CONNECTIONS * 2;
-    gctrace.wait_requests(all)?;
+    let (first, last) = (connect(FIRST, CLIENTS * FIRST * 2)?, connect(CONNECTIONS - FIRST, all)?);
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
     let reported = ledger::user(&report, "requests_reported")?;
@@ -93,8 +97,8 @@ fn begins_and_ends_are_the_servers() -> Result<()> {
             let pid = puma.process.pid().to_string();
             let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
             let mut stream = puma.connect()?;
-            let name = |number: usize| format!("q{}", "x".repeat(number % 7 + 1));
-            (0..REQUESTS).try_for_each(|number| ask(&mut stream, &name(number)))?;
+            let path = |number: usize| format!("plain/q{}", "x".repeat(number % 7 + 1));
+            (0..REQUESTS).try_for_each(|number| ask(&mut stream, &path(number)))?;
             gctrace.wait_requests(REQUESTS)?;
             let report = gctrace.stop()?;
             ledger::check_lossless(&report)?;
@@ -132,5 +136,26 @@ fn begins_and_ends_are_the_servers() -> Result<()> {
             Ok(())
         })?;
     }
+    Ok(())
+}
+
+/// Without the flag, and in a program that serves nothing, there are no requests.
+#[test]
+fn no_server_and_no_flag() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Puma::start(&live, "requests.ru", "0")?;
+    let gctrace = Invocation::jsonl(["--pid", &server.process.pid().to_string()])?.start_ready()?;
+    ask(&mut server.connect()?, "gc/ggg")?;
+    let report = gctrace.stop()?;
+    ensure!(report.requests.is_empty() && report.gcs.iter().all(|gc| gc.request.is_none()), "requests");
+    ensure!(!report.gcs.is_empty(), "no collection was seen");
+
+    let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+    let done = Script::new(&live, &Ruby::at("/usr/bin/ruby".as_ref())?, "explicit.rb")?.run()?;
+    let report = gctrace.stop()?;
+    ensure!(report.gcs_of(done.pid).count() > 0, "no collection of the program was seen");
+    ensure!(report.gcs_of(done.pid).all(|gc| gc.request.is_none()), "a request in a program without");
+    let known = |line: &RequestLine| line.kind == "run" || line.pid == server.process.pid();
+    ensure!(report.requests.iter().all(known), "{:?}", report.requests);
     Ok(())
 }

@@ -194,6 +194,10 @@ fn ask(puma: &Puma, kinds: &[&str], name: &str) -> Result<Vec<u64>> {
 /// Every request is counted, and the 99th percentile lies between what the application and what the client measured.
 #[test]
 fn requests() -> Result<()> {
+    settled(compare_requests)
+}
+
+fn compare_requests() -> Result<()> {
     let live = Live::begin()?;
     let puma = Puma::start(&live, "requests.ru", "0")?;
     let pid = puma.process.pid().to_string();
@@ -205,7 +209,7 @@ fn requests() -> Result<()> {
         .map(|_| ask(&puma, &["plain", "slow", "missing"], "name"))
         .collect::<Result<Vec<_>>>()?
         .concat();
-    ensure!(gctrace.running()?, "60 requests took longer than the time that is looked at");
+    ensure_times!(gctrace.running()?, "60 requests took longer than the time that is looked at");
     let finished = gctrace.wait()?;
     ensure!(finished.status.success(), "{}", finished.errors());
     let row: Value = serde_json::from_str(finished.stdout.first().context("no row")?)?;

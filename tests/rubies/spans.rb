@@ -3,11 +3,13 @@
 require "rbconfig"
 
 SPANS = 6
+ROUNDS = 24
 TRACE = "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f".b
 
 def work
-  until_ns = Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond) + 3_000_000
-  until_ns > Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond) or return while Array.new(20) { +"x" }
+  # CPU time of the thread: in other time it may only wait, and then no sample sees it.
+  until_ns = Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID, :nanosecond) + 3_000_000
+  until_ns > Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID, :nanosecond) or return while Array.new(20) { +"x" }
 end
 
 # Method `in_N` works while the span N of the trace N is active, and only then.
@@ -38,12 +40,17 @@ def one(n)
   Spans.leave
 end
 
-def all(seconds)
+# Each thread takes this many seconds and at least this many rounds.
+def all(seconds, rounds)
   threads = 3.times.map do |t|
     Thread.new do
       over = Process.clock_gettime(Process::CLOCK_MONOTONIC) + seconds
       n = t
-      one(n = (n + 1) % SPANS) while Process.clock_gettime(Process::CLOCK_MONOTONIC) < over
+      done = 0
+      while done < rounds || Process.clock_gettime(Process::CLOCK_MONOTONIC) < over
+        one(n = (n + 1) % SPANS)
+        done += 1
+      end
     end
   end
   threads.each(&:join)
@@ -59,9 +66,9 @@ $stdin.gets
 require ENV.fetch("GCTRACE_TEST_SPANS")
 # In the first milliseconds after a library was loaded, and after a fork, spans are not known.
 sleep 0.3
-all(Float(ARGV.fetch(0)))
+all(Float(ARGV.fetch(0)), ROUNDS)
 # A fork has one thread, with the context of the one that forked.
-child = fork { sleep 0.3; all(Float(ARGV.fetch(0)) / 2) }
+child = fork { sleep 0.3; all(Float(ARGV.fetch(0)) / 2, ROUNDS / 2) }
 Process.wait(child)
 say "done"
 $stdin.gets

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -10,16 +11,16 @@ use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::puma::Puma;
 use gctrace_tests::report::Report;
-use gctrace_tests::{ledger, pprof, stack_log};
+use gctrace_tests::{PATIENCE, ledger, pprof, stack_log};
 
 const METHODS: [(&str, &str); 3] =
     [("only_alpha", "GET /alpha/:id"), ("only_beta", "GET /beta/:id"), ("only_gamma", "GET /gamma/:id")];
 
-/// Requests three paths in turn, until the deadline.
-fn client(server: &Puma, first: usize, until: Instant) -> Result<()> {
+/// Requests three paths in turn, as long as the load goes on.
+fn client(server: &Puma, first: usize, load: &Load) -> Result<()> {
     let mut stream: Option<TcpStream> = None;
     let mut number = first;
-    while Instant::now() < until {
+    while load.goes_on() {
         let path = ["alpha", "beta", "gamma"][number % 3];
         // Some connections are closed after a request.
         let close = number.is_multiple_of(5);
@@ -35,14 +36,31 @@ fn client(server: &Puma, first: usize, until: Instant) -> Result<()> {
         }
         stream = (!close).then_some(connection);
         number += 1;
+        load.answers.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
 }
 
-fn load(server: &Puma, time: Duration) -> Result<()> {
-    let until = Instant::now() + time;
+/// Work of six clients that takes a number of seconds, and longer if they have fewer than a number of answers by then.
+struct Load {
+    begun: Instant,
+    seconds: u64,
+    least: usize,
+    answers: AtomicUsize,
+}
+
+impl Load {
+    fn goes_on(&self) -> bool {
+        let elapsed = self.begun.elapsed();
+        elapsed < Duration::from_secs(self.seconds)
+            || (self.answers.load(Ordering::Relaxed) < self.least && elapsed < PATIENCE)
+    }
+}
+
+fn load(server: &Puma, seconds: u64, least: usize) -> Result<()> {
+    let load = &Load { begun: Instant::now(), seconds, least, answers: AtomicUsize::new(0) };
     std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..6).map(|first| scope.spawn(move || client(server, first, until))).collect();
+        let clients: Vec<_> = (0..6).map(|first| scope.spawn(move || client(server, first, load))).collect();
         clients.into_iter().try_for_each(|client| client.join().expect("a client panicked"))
     })
 }
@@ -89,7 +107,7 @@ fn profiled(live: &Live, more: &[&str]) -> Result<(Report, u32)> {
     let args = ["--pid", &pid, "--requests", "--rate", "499", "--stack-root", "endpoint"];
     let args = args.iter().chain(&files).chain(more);
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
-    load(&server, Duration::from_secs(6))?;
+    load(&server, 6, 600)?;
     // Its last requests end and are reported.
     std::thread::sleep(Duration::from_millis(500));
     let report = gctrace.stop()?;
@@ -175,11 +193,11 @@ fn lost_ends_make_endpoints_unknown() -> Result<()> {
         ["--pid", &pids, "--requests", "--rate", "199", "--request-ring", "16KiB", "--stack-log", &log];
     let more = ["--folded", &folded, "--stack-root", "endpoint"];
     let gctrace = Invocation::jsonl(args.iter().chain(&more))?.start_ready()?;
-    load(&server, Duration::from_secs(1))?;
+    load(&server, 1, 60)?;
     gctrace.signal(rustix::process::Signal::STOP)?;
-    load(&server, Duration::from_secs(3))?;
+    load(&server, 3, 300)?;
     gctrace.signal(rustix::process::Signal::CONT)?;
-    load(&server, Duration::from_secs(1))?;
+    load(&server, 1, 60)?;
     std::thread::sleep(Duration::from_millis(500));
     let report = gctrace.stop()?;
     let counted = |of: &serde_json::Map<String, serde_json::Value>, name: &str| of[name].as_u64();

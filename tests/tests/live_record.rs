@@ -15,7 +15,8 @@ use gctrace_tests::puma::Puma;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
-use gctrace_tests::{ledger, memory};
+use gctrace_tests::timing::settled;
+use gctrace_tests::{PATIENCE, ensure_times, ledger, memory};
 use gctrace_user::export::{ExportError, Exporter, Outputs};
 use gctrace_user::ledger::Ledger as Account;
 use gctrace_user::model::gvl::GvlGap;
@@ -167,20 +168,41 @@ fn killed() -> Result<()> {
     // Two at a time, because they mostly wait.
     let (live, pid) = (&live, program.pid());
     for pair in [[1100, 3010], [1370, 2490], [1730, 2110]] {
-        std::thread::scope(|scope| {
-            let both = pair.map(|ms| scope.spawn(move || killed_after(live, pid, ms)));
-            both.into_iter().try_for_each(|one| one.join().expect("no panic"))
+        settled(|| {
+            std::thread::scope(|scope| {
+                let both = pair.map(|ms| scope.spawn(move || killed_after(live, pid, ms)));
+                both.into_iter().try_for_each(|one| one.join().expect("no panic"))
+            })
         })?;
     }
     Ok(())
 }
 
+/// Waits until a recording has more than its header, which is its first chunk (docs/recording.md). It may not exist yet.
+fn wait_for_entries(recording: &Path) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let bytes = std::fs::read(recording).unwrap_or_default();
+        // The length of the chunk is behind the 12 bytes of the file's head and the kind of the chunk.
+        let length = bytes.get(16..20).and_then(|length| Some(u32::from_le_bytes(length.try_into().ok()?)));
+        if length.is_some_and(|length| bytes.len() > 12 + 16 + length as usize) {
+            return Ok(());
+        }
+        ensure!(since.elapsed() < PATIENCE, "{} bytes are recorded", bytes.len());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 fn killed_after(live: &Live, pid: u32, ms: u64) -> Result<()> {
     let (recording, lines) = (live.path(&format!("{ms}.gctrace")), live.path(&format!("{ms}.lines")));
+    if recording.exists() {
+        std::fs::remove_file(&recording)?;
+    }
     let mut args: Vec<OsString> = vec!["--pid".into(), pid.to_string().into(), "--gvl".into()];
     args.extend(["--brief".into(), "-o".into(), lines.clone().into()]);
     args.extend(["--record".into(), recording.clone().into_os_string()]);
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    wait_for_entries(&recording)?;
     std::thread::sleep(Duration::from_millis(ms));
     gctrace.kill()?;
     let args = [OsString::from("report"), recording.into(), "--brief".into(), "--format=jsonl".into()];
@@ -198,7 +220,7 @@ fn killed_after(live: &Live, pid: u32, ms: u64) -> Result<()> {
     };
     // A line that the kill cut off does not count. A chunk is one second, and a drain may be late.
     let lost = ts(lines.iter().rev().nth(1))? - ts(replayed.last())?;
-    ensure!(lost < 1.5, "{lost} s are lost after {ms} ms");
+    ensure_times!(lost < 1.5, "{lost} s are lost after {ms} ms");
     Ok(())
 }
 

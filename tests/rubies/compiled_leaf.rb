@@ -14,5 +14,7 @@ def outer(n)
   sum
 end
 
-begun = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-outer(100) while Process.clock_gettime(Process::CLOCK_MONOTONIC) - begun < 2
+# CPU time: however long it takes, the program runs for longer than Ruby itself takes to start.
+now = -> { Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID) }
+begun = now.call
+outer(100) while now.call - begun < 2

@@ -187,7 +187,9 @@ impl Step {
     }
 
     /// Chooses what the path continues with: an object or a group that holds more than half of the samples, otherwise an object that holds at
-    /// least a quarter. Chance does not yield that many, but the samples of a common class include objects that do not leak.
+    /// least a quarter. Chance does not yield that many, but the samples of a common class include objects that do not leak. For the same reason
+    /// an object with a quarter of the samples comes before its group if it holds more than half of what all of the group hold: the others hold
+    /// what does not leak.
     pub(super) fn choose(&mut self) -> Choice {
         let of = self.wanted.len();
         let Some((best, holds)) = self.best else { return Choice::End(self.nothing()) };
@@ -195,8 +197,9 @@ impl Step {
             return Choice::One(best, holds);
         }
         let most = self.groups.drain().max_by_key(|(likeness, group)| (group.held.len(), *likeness));
-        if let Some((_, Group { held, holders })) = most
+        if let Some((likeness, Group { held, holders })) = most
             && held.len() * 2 > of
+            && !(likeness == best.likeness() && holds * 4 >= of && holds * 2 > held.len())
         {
             return Choice::Alike(holders, held.len());
         }
@@ -353,6 +356,25 @@ mod tests {
         assert!(matches!(step(53, few).choose(), Choice::End(End::Several)));
         // Whatever holds the only sample is its holder.
         assert!(matches!(step(1, [(array, vec![0])]).choose(), Choice::One(found, 1) if found == array));
+    }
+
+    /// Half of the old strings are in the hash that grows, some of the others each in a hash of its own. The one that grows is the holder,
+    /// whether its share of the samples is a little more than half or less. If two hashes grow, both are reported.
+    #[test]
+    fn one_among_others_alike() {
+        let hash = object(0x8000, HASH, 8000);
+        let others = |from: u64| (from..64).map(|i| (object(0x9000 + i, HASH, 9), vec![i]));
+        for held in [40, 33, 32, 31, 25] {
+            let all = [(hash, (0..held).collect())].into_iter().chain(others(56));
+            let Choice::One(found, holds) = step(64, all).choose() else { panic!("{held}: not one") };
+            assert_eq!((found, holds), (hash, held as usize));
+        }
+        let second = object(0x8001, HASH, 8000);
+        let both = [(hash, (0..26).collect()), (second, (26..52).collect())];
+        let Choice::Alike(both, 60) = step(64, both.into_iter().chain(others(56))).choose() else {
+            panic!("not both")
+        };
+        assert_eq!(both.seen, 10);
     }
 
     /// No holder is reported if no class of holders holds most of the samples, or if most have no readable holder.

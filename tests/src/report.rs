@@ -237,6 +237,7 @@ pub struct RequestLine {
     pub jid: Option<String>,
     /// When a job was enqueued, epoch seconds.
     pub enqueued_at: Option<f64>,
+    /// Time since it was enqueued, nanoseconds.
     pub latency_ns: Option<u64>,
     /// When a thread took it, epoch seconds.
     pub ts: f64,

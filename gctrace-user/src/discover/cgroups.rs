@@ -68,6 +68,7 @@ const SHORT_ID: &str = " (as an id it is too short: give at least 8 digits)";
 
 /// The selected cgroups.
 pub(super) struct Groups {
+    selection: Selection,
     wanted: Vec<Wanted>,
     hierarchies: Vec<Hierarchy>,
     names: Names,
@@ -109,6 +110,7 @@ impl Groups {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
             .map_err(|error| format!("watching cgroups (inotify_init): {error}"))?;
         let groups = Self {
+            selection: selection.clone(),
             wanted,
             hierarchies,
             names,
@@ -252,8 +254,12 @@ impl Groups {
             return Ok(Vec::new());
         }
         let now = self.processes(&self.v1);
+        let parent = |pid| u32::try_from(proc_root::process(pid).ok()?.stat().ok()?.ppid).ok();
         for gone in self.members.difference(&now) {
-            probes.deselect(*gone);
+            // What the user selects by a pid stays selected in any cgroup.
+            if !self.selection.has_pid_of(*gone, parent) {
+                probes.deselect(*gone);
+            }
         }
         let new: Vec<u32> = now.difference(&self.members).copied().collect();
         for pid in &new {

@@ -76,6 +76,16 @@ impl Selection {
             || self.command.is_some()
     }
 
+    /// Whether a process is selected by a pid: its own, or that of an ancestor. `parent`: the parent of a process, if known; those of orphans are
+    /// not.
+    pub fn has_pid_of(&self, pid: u32, parent: impl Fn(u32) -> Option<u32>) -> bool {
+        /// More than the depth of any tree of processes that is not made to be deep.
+        const DEPTH: usize = 64;
+        let line = std::iter::successors(Some(pid), |pid| parent(*pid)).take(DEPTH);
+        self.only_pids.contains(&pid)
+            || (!self.pids.is_empty() && line.into_iter().any(|pid| self.pids.contains(&pid)))
+    }
+
     /// The only process that can be traced, if there is just one: its probes then do not affect any other.
     pub fn single(&self) -> Option<u32> {
         match self.only_pids.as_slice() {
@@ -107,5 +117,20 @@ mod tests {
         assert!(!Selection { all: true, ..command }.is_of_command());
         let unit = Selection { units: vec!["puma.service".into()], ..Selection::default() };
         assert!(unit.is_open() && unit.has_groups() && !unit.lists_processes());
+    }
+
+    /// Descendants of a process named by `--pid` are selected by it, those of `--only-pid` are not.
+    #[test]
+    fn descendants() {
+        let selection = Selection { pids: vec![5], only_pids: vec![9], ..Selection::default() };
+        let parent = |pid| match pid {
+            7 => Some(6),
+            6 => Some(5),
+            10 => Some(9),
+            11 => Some(11),
+            _ => None,
+        };
+        let selected: Vec<u32> = (1..=12).filter(|pid| selection.has_pid_of(*pid, parent)).collect();
+        assert_eq!(selected, [5, 6, 7, 9]);
     }
 }

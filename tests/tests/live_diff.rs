@@ -278,7 +278,8 @@ fn planted() -> Result<()> {
         let first = found.iter().find(|change| change[0] == "methods");
         let methods =
             document["tables"].as_array().and_then(|list| list.iter().find(|it| it["table"] == "methods"));
-        let first = first.with_context(|| format!("nothing is named: {found:?}: {methods:?}"))?;
+        ensure_times!(first.is_some(), "nothing is named: {found:?}: {methods:?}");
+        let first = first.context("a change")?;
         ensure_times!(
             first[1].contains("Order#total") && first[2] == "self" && first[3] == "grew",
             "{found:?}"

@@ -7,11 +7,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::PATIENCE;
 use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::timing::settled;
+use gctrace_tests::{PATIENCE, ensure_times};
 use rustix::process::Signal;
 
 /// Collects and computes until it is killed.
@@ -90,6 +91,10 @@ fn timeout_keeps_the_files() -> Result<()> {
 /// A signal during the start ends gctrace at once. An existing file with the name of an output stays, and no new file is left behind.
 #[test]
 fn interrupted_start() -> Result<()> {
+    settled(interrupt_starts)
+}
+
+fn interrupt_starts() -> Result<()> {
     let live = Live::begin()?;
     let ruby = busy()?;
     let pid = ruby.pid().to_string();
@@ -128,7 +133,7 @@ fn interrupted_start() -> Result<()> {
         }
         interrupted += 1;
         ensure!(!finished.status.success(), "{}:\n{}", finished.status, finished.errors());
-        ensure!(took < most, "after {milliseconds} ms: {took:?} to end");
+        ensure_times!(took < most, "after {milliseconds} ms: {took:?} to end");
         ensure!(std::fs::read_to_string(&svg)? == "old", "after {milliseconds} ms the old file is gone");
         for path in [&recording, &lines] {
             ensure!(!path.exists(), "after {milliseconds} ms {} is left", path.display());

@@ -8,7 +8,7 @@ use gctrace_tests::report::{GcLine, PauseKind, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use gctrace_tests::witness::Event;
-use gctrace_tests::{PATIENCE, compare, ledger};
+use gctrace_tests::{PATIENCE, compare, ensure_times, ledger};
 use serde_json::Value;
 use std::{ffi::OsString, process::Command};
 
@@ -295,7 +295,7 @@ fn pause_sums_of(report: &Report, done: &Done) -> Result<bool> {
         let steps = ours.iter().map(|line| line.steps).sum::<u64>();
         ensure!(steps == of_kind.len() as u64, "{steps} {kind} pauses, the witness has {}", of_kind.len());
         let sum = ours.iter().map(|line| line.pause_ns).sum::<u64>();
-        ensure!(
+        ensure_times!(
             sum.abs_diff(theirs) <= 200_000 * of_kind.len() as u64,
             "{kind}: {sum} ns, the witness has {theirs} ns in {} pauses",
             of_kind.len()

@@ -275,7 +275,7 @@ fn holders_are_named() -> Result<()> {
                     // A thread that is handed the GVL holds it before it gets a CPU, but is seen to hold it only then. No holder is
                     // named if the GVL was held unseen for longer than by any thread that was seen.
                     let ns = without_cpu(&sleepers, wait) + delay_ns + stolen_ns;
-                    ensure!(ns >= wait.wait_ns / 2, "no holder of {wait:?}, all had a CPU but for {ns} ns");
+                    ensure_times!(ns >= wait.wait_ns / 2, "no holder of {wait:?}, {ns} ns without a CPU");
                     unnamed += 1;
                     continue;
                 };
@@ -502,7 +502,7 @@ fn waits_in_pauses() -> Result<()> {
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         let told = process.gc_pause_ns.context("no pauses")?;
         // Some pauses belong to no cycle, so they are in no line. They are short.
-        ensure!(
+        ensure_times!(
             inside <= told && told <= all + all / 20 + 5_000_000,
             "pauses {told} ns, {inside} to {all} true: {process:?}"
         );
@@ -512,7 +512,7 @@ fn waits_in_pauses() -> Result<()> {
         let least = if ruby.is_at_least(3, 3) { 98 } else { 80 };
         // Neither does a thread that waits for a CPU.
         let delays = done.report.extra_u64("delay_ns")? + done.report.extra_u64("stolen_ns")? + 20_000_000;
-        ensure!(
+        ensure_times!(
             (waited + delays) * 100 >= 2 * inside * least,
             "{waited} ns in pauses of {inside}, {delays} ns without a CPU: {process:?}"
         );

@@ -102,7 +102,7 @@ fn parts_agree_with_the_kernel() -> Result<()> {
                 "presses" => (split.away.cpu_ns, all.cpu_ns),
                 _ => (split.away.blocked_ns + split.wait.sum() + split.away.runnable_ns, line.watched_ns),
             };
-            ensure!(part * 10 >= whole * 9, "{name}: {part} of {whole}: {line:?}");
+            ensure_times!(part * 10 >= whole * 9, "{name}: {part} of {whole}: {line:?}");
         }
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         if !ruby.tells_holds() {

@@ -11,9 +11,10 @@ use gctrace_tests::live::Live;
 use gctrace_tests::receiver::{Answer, Push, Receiver};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Running, Script};
+use gctrace_tests::timing::settled;
 use gctrace_tests::tunemygc::{self, Set};
 use gctrace_tests::witness::{Event, Log};
-use gctrace_tests::{PATIENCE, slowness};
+use gctrace_tests::{PATIENCE, ensure_times, slowness};
 use rustix::process::Signal;
 
 const OK: Answer = (200, "", b"http://x/configs/1");
@@ -153,6 +154,10 @@ fn agrees(set: &Set, log: &Log) -> Result<()> {
 /// a whole set, and the program is not affected.
 #[test]
 fn a_set_that_grows() -> Result<()> {
+    settled(kill_while_a_set_grows)
+}
+
+fn kill_while_a_set_grows() -> Result<()> {
     let live = Live::idle_beside_others()?;
     let ruby = Ruby::main()?;
     let program = steady(&live, &ruby)?;
@@ -170,7 +175,10 @@ fn a_set_that_grows() -> Result<()> {
     ensure!(same == draft && std::fs::metadata(&draft)?.len() == size, "another draft, or more of it");
     let most = (INTERVAL + LATE * u32::try_from(slowness())?).as_secs_f64();
     ensure!(first - before > INTERVAL.as_secs_f64() - 1.0, "the first one after {} s", first - before);
-    ensure!(first - ready < most && last - first < most, "{ready}, {first}, {last}: not every half minute");
+    ensure_times!(
+        first - ready < most && last - first < most,
+        "{ready}, {first}, {last}: not every half minute"
+    );
 
     // There is nothing that a reader takes for a set.
     ensure!(
@@ -206,7 +214,7 @@ fn a_set_that_grows() -> Result<()> {
     let due: Vec<u64> = due.into_iter().filter(|count| begun.contains(count)).collect();
     ensure!(due.len() > 100, "{} cycles are little", due.len());
     let missing: Vec<_> = due.iter().filter(|count| !ends.contains(count)).collect();
-    ensure!(missing.is_empty(), "of {} that ended before {last} there are not {missing:?}", due.len());
+    ensure_times!(missing.is_empty(), "of {} that ended before {last} there are not {missing:?}", due.len());
     // Between the first and the last, nothing is missing, and nothing is duplicated.
     let all: Vec<u64> = log.starts().map(Event::count).filter(|count| within(*count, &starts)).collect();
     ensure!(starts == all, "{} starts, {} of the program's own", starts.len(), all.len());

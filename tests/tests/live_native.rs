@@ -109,7 +109,7 @@ fn native_frames_are_in_order() -> Result<()> {
             };
             let (all, right) = (ms(false), ms(true));
             ensure_times!(all > 200, "only {all} ms in {method}");
-            ensure!(
+            ensure_times!(
                 right as f64 >= ENOUGH * all as f64,
                 "{right} of {all} ms in {method} have their native frames; one that has not: {:#?}",
                 samples

@@ -1,11 +1,12 @@
 //! gctrace's summary of a process at its end, compared with the lines of the same run and with the program itself.
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::ensure_times;
+use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::puma::Puma;
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::{PATIENCE, ensure_times};
 use serde_json::Value;
 
 /// Collects in several ways, prints its `GC.stat`, and ends.
@@ -284,15 +285,19 @@ fn programs_of_a_shell() -> Result<()> {
         let script = live.path(&format!("{name}.rb"));
         std::fs::write(
             &script,
-            "puts Process.clock_gettime(Process::CLOCK_REALTIME)\nsleep 0.5\n5.times { GC.start }\n",
+            "puts Process.clock_gettime(Process::CLOCK_REALTIME)\n$stdout.flush\n$stdin.gets\n5.times { GC.start }\n",
         )?;
-        let gctrace = Invocation::new(["--format", "jsonl", "--name", &name])?.start_ready()?;
+        let mut gctrace = Invocation::new(["--format", "jsonl", "--name", &name])?.start_ready()?;
         let started = epoch();
         let command = ["sh", "-c", "sleep 1.5; exec \"$@\"", "sh"].map(std::ffi::OsString::from);
         let words = [command.to_vec(), ruby.argv()?, vec![script.clone().into()]].concat();
-        let output = std::process::Command::new(&words[0]).args(&words[1..]).output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let ran: f64 = String::from_utf8(output.stdout)?.trim().parse()?;
+        let mut program = Guarded::start("sh", std::process::Command::new(&words[0]).args(&words[1..]))?;
+        let ran: f64 = program.wait_stdout(PATIENCE, "its time", |_| true)?.trim().parse()?;
+        // It collects once its Ruby is probed.
+        gctrace.wait_line("process", program.pid())?;
+        program.say("collect")?;
+        let output = program.finish(PATIENCE)?;
+        ensure!(output.status.success(), "{}", output.errors());
         let finished = gctrace.interrupt()?;
         let mut lines = finished.stdout.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let summary = lines.rfind(|line| line["type"] == "summary").context("no summary")?;

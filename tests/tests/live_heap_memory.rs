@@ -1,14 +1,31 @@
 //! `gctrace heap --by memory`, and the memory that a census itself needs.
 
 use std::cell::Cell;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::PATIENCE;
+use gctrace_tests::child::{Finished, Guarded};
 use gctrace_tests::heap::{census, heap, parsed, sum};
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, gctrace_binary, rubies_dir};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde_json::Value;
+
+/// Runs gctrace with these arguments. Returns its peak memory, kB, which the kernel reports to its parent when it has ended.
+fn peak_memory(live: &Live, args: &[&str]) -> Result<(Finished, u64)> {
+    let parent = live.path("peak");
+    if !parent.exists() {
+        let source = rubies_dir().join("peak/peak.c");
+        let compiled = Command::new("cc").arg("-o").arg(&parent).arg(source).output()?;
+        ensure!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    }
+    let mut command = Command::new(parent);
+    let finished = Guarded::start("peak", command.arg(gctrace_binary()?).args(args))?.finish(PATIENCE)?;
+    let peak = finished.stderr.last().and_then(|last| last.strip_prefix("peak ")?.parse().ok());
+    let peak = peak.with_context(|| finished.errors())?;
+    Ok((finished, peak))
+}
 
 /// A large heap needs no more memory in gctrace than a small one, because it is read page by page.
 #[test]
@@ -22,17 +39,8 @@ fn memory_is_bounded() -> Result<()> {
         let cache = live.path("cache").to_string_lossy().into_owned();
         let pid = script.pid().to_string();
         let args = ["heap", "--pid", &pid, "--by", "class", "--format", "jsonl", "--cache-dir", &cache];
-        let mut gctrace = Invocation::new(args)?.start()?;
-        let status = format!("/proc/{}/status", gctrace.pid());
-        let mut peak = 0;
-        while gctrace.running()? {
-            let text = std::fs::read_to_string(&status).unwrap_or_default();
-            let found = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kb = found.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
-            peak = peak.max(kb.unwrap_or(0));
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
-        let (head, _) = parsed(&gctrace.wait()?)?;
+        let (finished, peak) = peak_memory(&live, &args)?;
+        let (head, _) = parsed(&finished)?;
         Ok((peak, head["live_bytes"].as_u64().context("live_bytes")?))
     };
     let (small, _) = peak("1000")?;

@@ -1,4 +1,5 @@
-# Counts its own heap, and then allocates nothing until it gets a line: another program can count the same heap.
+# Counts its own heap, and then allocates nothing until it gets a line: another program can count the same heap. Arguments: `compact`, with
+# `forget` for another collection after that; `ractors`, which have allocated and wait; `stress`, to collect at each of some allocations.
 require_relative "support"
 require "objspace"
 
@@ -12,7 +13,15 @@ end
 class LargeOrder < Order; end
 module Shipped; end
 
-ORDERS = Array.new(5_000) { |i| Order.new(i) }
+def stressed
+  GC.stress = ARGV.include?("stress")
+  yield
+ensure
+  GC.stress = false
+end
+
+ORDERS = Array.new(4_950) { |i| Order.new(i) }
+stressed { 50.times { |i| ORDERS << Order.new(4_950 + i) } }
 LARGE = Array.new(300) { |i| LargeOrder.new(i) }
 # Objects with a class of their own or with a module in it are of the class that they were made from.
 ORDERS[0].define_singleton_method(:single) { true }
@@ -28,6 +37,23 @@ STRINGS = (0..40).map { |i| OwnString.new("x" * (i * 50)) }
 STRINGS << OwnString.new("wide" * 50).encode("UTF-16LE") << STRINGS[20].dup << STRINGS[30][3..]
 ARRAYS = (0..40).map { |i| OwnArray.new(i * 3, i) }
 ARRAYS << ARRAYS[30].dup
+
+if ARGV.include?("ractors")
+  RACTORS = Array.new(2) do
+    Ractor.new(Ractor.current) do |main|
+      kept = Array.new(3_000) { |i| ["kept by a Ractor", i] }
+      # The first round fills the caches of these calls: the second one allocates nothing when it waits.
+      2.times do
+        main.send(:ready)
+        Ractor.receive
+      end
+      kept.size
+    end
+  end
+  RACTORS.each { Ractor.receive }
+  RACTORS.each { |ractor| ractor.send(:again) }
+  RACTORS.each { Ractor.receive }
+end
 
 Report.run do |extra|
   # The thread that waits for the line allocates when it comes, not before.
@@ -65,6 +91,8 @@ Report.run do |extra|
   extra["strings"] = strings
   extra["arrays"] = arrays
   extra["compacted"] = GC.stat[:compact_count]
-  extra["orders"] = ObjectSpace.each_object(Order).count { |o| o.instance_of?(Order) }
-  extra["large"] = ObjectSpace.each_object(LargeOrder).count
+  # While there are Ractors, `each_object` finds only what may be shared between them.
+  kept = ->(all, of) { ARGV.include?("ractors") ? all : ObjectSpace.each_object(of) }
+  extra["orders"] = kept.call(ORDERS, Order).count { |o| o.instance_of?(Order) }
+  extra["large"] = kept.call(LARGE, LargeOrder).count
 end

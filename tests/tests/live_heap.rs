@@ -1,9 +1,9 @@
 //! `gctrace heap`: the heap of a running process, compared with `ObjectSpace` inside it.
 
-use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,79 +26,110 @@ const NOBODY: u32 = 65_534;
 #[test]
 fn equals_object_space() -> Result<()> {
     let live = Live::beside_others()?;
-    let named = Cell::new(0);
-    Ruby::each(|ruby| {
-        let mut script = Script::unwitnessed(&live, ruby, "heap_census.rb")?.start()?;
-        script.wait_for("counting")?;
-        // The program counts again after that line and then allocates nothing; two equal consecutive censuses show that.
-        let mut looks = vec![census(&live, script.pid(), "type")?];
-        for _ in 0..50 {
-            std::thread::sleep(Duration::from_millis(20));
-            looks.push(census(&live, script.pid(), "type")?);
-            let [.., one, two] = looks.as_slice() else { continue };
-            if one == two {
-                break;
-            }
-        }
-        let (head, types) = looks.pop().context("no census")?;
-        // For a release without a table, objects are counted but classes are not named.
-        let classes = match census(&live, script.pid(), "class") {
-            Ok((_, classes)) => Some(classes),
-            Err(error) if error.to_string().contains("no layout is known for CRuby") => None,
-            Err(error) => return Err(error),
-        };
-        let (_, sizes) = census(&live, script.pid(), "size")?;
-        let (_, pages) = census(&live, script.pid(), "page")?;
-        if classes.is_none() {
-            // Not even those of objects that keep pages.
-            let shown = heap(&live, script.pid(), &["--by", "page"])?.stdout.join("\n");
-            ensure!(shown.contains("(class at 0x") && !shown.contains("without a name"), "{shown}");
-        }
-        script.say("go")?;
-        let done = script.finish()?;
+    let named = AtomicU32::new(0);
+    Ruby::two_at_a_time(|ruby| same_heap(&live, ruby, None, &named))?;
+    ensure!(named.into_inner() > 0, "no Ruby whose classes could be named");
+    Ok(())
+}
 
-        ensure!(head["gc_count"] == head["gc_count_after"], "{head}");
-        let expected = done.report.extra["counts"].as_object().context("no counts")?;
-        let differing: Vec<String> = expected
-            .iter()
-            .filter(|(name, expected)| count(&types, name).unwrap_or(0) != expected.as_u64().unwrap_or(0))
-            .map(|(name, expected)| format!("{name}: {expected}, gctrace {:?}", count(&types, name)))
-            .collect();
-        ensure!(differing.is_empty(), "{}: {}", ruby.label(), differing.join("; "));
-        let unexpected: Vec<&Value> =
-            types.iter().filter(|row| !expected.contains_key(row["name"].as_str().unwrap_or(""))).collect();
-        ensure!(unexpected.is_empty(), "{unexpected:?}");
-
-        let live_objects = head["live"].as_u64().context("live")?;
-        ensure!(done.report.extra_u64("orders")? == 5_000 && done.report.extra_u64("large")? == 300);
-        if let Some(classes) = classes {
-            named.set(named.get() + 1);
-            ensure!(count(&classes, "Order") == Some(5_000), "{classes:?}");
-            ensure!(count(&classes, "LargeOrder") == Some(300), "{classes:?}");
-            ensure!(count(&classes, "(class without a name)").is_some_and(|n| n >= 70), "{classes:?}");
-            ensure!(sum(&classes, "count") == live_objects, "{classes:?}");
-            // memsize_of counts the slot and the memory that it owns outside of the heap.
-            for (class, key) in [("OwnString", "strings"), ("OwnArray", "arrays")] {
-                let row = classes.iter().find(|row| row["name"] == class).context("no row")?;
-                let counted = row["bytes"].as_u64().zip(row["owned_bytes"].as_u64()).context("bytes")?;
-                ensure!(counted.0 + counted.1 == done.report.extra_u64(key)?, "{row} {key}");
+/// The same for heaps that were compacted, that Ractors filled, in which each allocation collected, and of JIT-compiled code.
+#[test]
+fn equals_object_space_in_other_modes() -> Result<()> {
+    const YJIT: &str = "--yjit";
+    let live = Live::beside_others()?;
+    for (mode, has) in [
+        ("compact", "GC.respond_to?(:compact)"),
+        ("ractors", "defined?(Ractor)"),
+        ("stress", "true"),
+        (YJIT, "RubyVM::YJIT.enabled?"),
+    ] {
+        let (tried, named) = (AtomicU32::new(0), AtomicU32::new(0));
+        Ruby::two_at_a_time(|ruby| {
+            let ruby = if mode == YJIT { &ruby.clone().with_option(YJIT) } else { ruby };
+            let has = ruby.command()?.args(["-e", &format!("exit(({has}) ? true : false)")]).output()?;
+            if !has.status.success() {
+                return Ok(());
             }
+            tried.fetch_add(1, Ordering::Relaxed);
+            let argument = Some(mode).filter(|mode| *mode != YJIT);
+            same_heap(&live, ruby, argument, &named).with_context(|| mode.to_owned())
+        })?;
+        ensure!(tried.into_inner() > 0, "no Ruby has the mode {mode}");
+        ensure!(named.into_inner() > 0, "{mode}: no Ruby whose classes could be named");
+    }
+    Ok(())
+}
+
+fn same_heap(live: &Live, ruby: &Ruby, mode: Option<&str>, named: &AtomicU32) -> Result<()> {
+    let script = Script::unwitnessed(live, ruby, "heap_census.rb")?;
+    let mut script = mode.into_iter().fold(script, Script::arg).start()?;
+    script.wait_for("counting")?;
+    // The program counts again after that line and then allocates nothing; two equal consecutive censuses show that.
+    let mut looks = vec![census(live, script.pid(), "type")?];
+    for _ in 0..50 {
+        std::thread::sleep(Duration::from_millis(20));
+        looks.push(census(live, script.pid(), "type")?);
+        let [.., one, two] = looks.as_slice() else { continue };
+        if one == two {
+            break;
         }
-        // The number of old objects, as counted by the collector.
-        ensure!(head["old"] == done.report.extra["old"], "{head} {:?}", done.report.extra["old"]);
-        ensure!(sum(&types, "old") == head["old"].as_u64().unwrap_or(0), "{types:?}");
-        let ages = head["ages"].as_array().context("ages")?;
-        ensure!(ages.iter().filter_map(Value::as_u64).sum::<u64>() == live_objects, "{head}");
-        // A collection without compaction determines no pins.
-        ensure!(head.get("pinned").is_none(), "{head}");
-        ensure!(sum(&sizes, "count") == live_objects, "{sizes:?}");
-        let slots = head["slots"].as_u64().context("slots")?;
-        ensure!(sum(&sizes, "free") + live_objects == slots, "{sizes:?}");
-        ensure!(sum(&pages, "count") == head["pages"].as_u64().context("pages")?, "{pages:?}");
-        ensure!(sum(&pages, "free") == head["free"].as_u64().context("free")?, "{pages:?}");
-        Ok(())
-    })?;
-    ensure!(named.get() > 0, "no Ruby whose classes could be named");
+    }
+    let (head, types) = looks.pop().context("no census")?;
+    // For a release without a table, objects are counted but classes are not named.
+    let classes = match census(live, script.pid(), "class") {
+        Ok((_, classes)) => Some(classes),
+        Err(error) if error.to_string().contains("no layout is known for CRuby") => None,
+        Err(error) => return Err(error),
+    };
+    let (_, sizes) = census(live, script.pid(), "size")?;
+    let (_, pages) = census(live, script.pid(), "page")?;
+    if classes.is_none() {
+        // Not even those of objects that keep pages.
+        let shown = heap(live, script.pid(), &["--by", "page"])?.stdout.join("\n");
+        ensure!(shown.contains("(class at 0x") && !shown.contains("without a name"), "{shown}");
+    }
+    script.say("go")?;
+    let done = script.finish()?;
+
+    ensure!(head["gc_count"] == head["gc_count_after"], "{head}");
+    let expected = done.report.extra["counts"].as_object().context("no counts")?;
+    let differing: Vec<String> = expected
+        .iter()
+        .filter(|(name, expected)| count(&types, name).unwrap_or(0) != expected.as_u64().unwrap_or(0))
+        .map(|(name, expected)| format!("{name}: {expected}, gctrace {:?}", count(&types, name)))
+        .collect();
+    ensure!(differing.is_empty(), "{}: {}", ruby.label(), differing.join("; "));
+    let unexpected: Vec<&Value> =
+        types.iter().filter(|row| !expected.contains_key(row["name"].as_str().unwrap_or(""))).collect();
+    ensure!(unexpected.is_empty(), "{unexpected:?}");
+
+    let live_objects = head["live"].as_u64().context("live")?;
+    ensure!(done.report.extra_u64("orders")? == 5_000 && done.report.extra_u64("large")? == 300);
+    if let Some(classes) = classes {
+        named.fetch_add(1, Ordering::Relaxed);
+        ensure!(count(&classes, "Order") == Some(5_000), "{classes:?}");
+        ensure!(count(&classes, "LargeOrder") == Some(300), "{classes:?}");
+        ensure!(count(&classes, "(class without a name)").is_some_and(|n| n >= 70), "{classes:?}");
+        ensure!(sum(&classes, "count") == live_objects, "{classes:?}");
+        // memsize_of counts the slot and the memory that it owns outside of the heap.
+        for (class, key) in [("OwnString", "strings"), ("OwnArray", "arrays")] {
+            let row = classes.iter().find(|row| row["name"] == class).context("no row")?;
+            let counted = row["bytes"].as_u64().zip(row["owned_bytes"].as_u64()).context("bytes")?;
+            ensure!(counted.0 + counted.1 == done.report.extra_u64(key)?, "{row} {key}");
+        }
+    }
+    // The number of old objects, as counted by the collector.
+    ensure!(head["old"] == done.report.extra["old"], "{head} {:?}", done.report.extra["old"]);
+    ensure!(sum(&types, "old") == head["old"].as_u64().unwrap_or(0), "{types:?}");
+    let ages = head["ages"].as_array().context("ages")?;
+    ensure!(ages.iter().filter_map(Value::as_u64).sum::<u64>() == live_objects, "{head}");
+    // A collection without compaction determines no pins.
+    ensure!(head.get("pinned").is_some() == (mode == Some("compact")), "{head}");
+    ensure!(sum(&sizes, "count") == live_objects, "{sizes:?}");
+    let slots = head["slots"].as_u64().context("slots")?;
+    ensure!(sum(&sizes, "free") + live_objects == slots, "{sizes:?}");
+    ensure!(sum(&pages, "count") == head["pages"].as_u64().context("pages")?, "{pages:?}");
+    ensure!(sum(&pages, "free") == head["free"].as_u64().context("free")?, "{pages:?}");
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The flight recorder: when something happens, the events before it are written as an ordinary recording, and nothing else is written.
 
 use std::ffi::OsString;
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -11,9 +11,9 @@ use gctrace_tests::child::{Finished, Guarded};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
 use gctrace_tests::memory::status_kb;
+use gctrace_tests::puma::Puma;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::timing::settled;
 use gctrace_tests::{PATIENCE, ensure_times, ledger};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -349,6 +349,38 @@ fn nothing_and_end() -> Result<()> {
     Ok(())
 }
 
+/// The triggers for the share of the GC, memory and requests write one file each, and `info` has the reason.
+#[test]
+fn other_triggers() -> Result<()> {
+    let live = Live::idle_beside_others()?;
+    let program = busy(&Ruby::main()?, "$stdout.puts 'busy'; $stdout.flush; loop { GC.start; sleep 0.002 }")?;
+    let puma = Puma::start(&live, "requests.ru", "0")?;
+    let mut running = Vec::new();
+    for (pid, metric, above) in [
+        (program.pid(), "gc.share", "10%"),
+        (program.pid(), "rss", "1MiB"),
+        (puma.process.pid(), "request", "10ms"),
+    ] {
+        let (dir, trigger) = (live.dir(metric)?, format!("{metric} > {above}"));
+        let requests = (metric == "request").then_some("--requests");
+        let flags: Vec<&str> = ["1m", "--dump-on", &trigger].into_iter().chain(requests).collect();
+        running.push((keeping(pid, &dir.join("app"), &flags)?, dir, metric, trigger));
+    }
+    let mut stream = puma.connect()?;
+    stream.write_all(b"GET /slow/one HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+    stream.read_to_end(&mut Vec::new())?;
+    for (mut gctrace, dir, metric, trigger) in running {
+        gctrace.wait_error("gctrace: wrote")?;
+        let finished = gctrace.interrupt()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let [file] = &files(&dir)?[..] else { anyhow::bail!("{trigger}: {:?}", files(&dir)?) };
+        ensure!(name(file).ends_with(&format!("Z-{metric}.gctrace")), "{}", name(file));
+        let info = Invocation::new([OsString::from("info"), file.into()])?.run()?;
+        ensure!(info.stdout.iter().any(|line| line.contains(&format!("{trigger}: "))), "{:#?}", info.stdout);
+    }
+    Ok(())
+}
+
 /// Threads that hold the GVL for as long as they can make other threads wait for 100 ms and more.
 #[test]
 fn waits() -> Result<()> {
@@ -380,7 +412,7 @@ fn waits() -> Result<()> {
 fn hangs() -> Result<()> {
     let live = Live::beside_others()?;
     // Some kernels do not report every switch of threads (docs/gvl.md); what a thread did between two unreported switches is in no file.
-    Ruby::first_and_last(|ruby| settled(|| hangs_on(&live, ruby)))
+    Ruby::first_and_last(|ruby| hangs_on(&live, ruby))
 }
 
 fn hangs_on(live: &Live, ruby: &Ruby) -> Result<()> {

@@ -371,3 +371,92 @@ fn links_in_the_package_lead_somewhere() {
     }
     assert!(links > 100, "{links} links");
 }
+
+/// The top-level functions of a file: whether it is a test, its name, and its text.
+fn functions(text: &str) -> Vec<(bool, &str, &str)> {
+    let mut found = Vec::new();
+    let mut is_test = false;
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let begin = at;
+        at += line.len();
+        is_test |= line.trim_end() == "#[test]";
+        let head = line.strip_prefix("pub(super) ").or_else(|| line.strip_prefix("pub ")).unwrap_or(line);
+        let Some(head) = head.strip_prefix("fn ") else { continue };
+        let name =
+            &head[..head.find(|c: char| !c.is_alphanumeric() && c != '_').expect("an end of the name")];
+        let length = text[begin..].find("\n}\n").map_or(text.len() - begin, |end| end + 3);
+        found.push((std::mem::take(&mut is_test), name, &text[begin..begin + length]));
+    }
+    found
+}
+
+/// Whether a text names a function of its file: not a method, and not only one whose name begins or ends like this.
+fn calls(text: &str, function: &str) -> bool {
+    let part_of_a_name = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(function).any(|(at, _)| {
+        !text[..at].ends_with(|c| part_of_a_name(c) || c == ':' || c == '.')
+            && !text[at + function.len()..].starts_with(part_of_a_name)
+    })
+}
+
+/// A test that compares times repeats the comparison: `ensure_times!` without `settled`, which the loops over Rubies contain, is only `ensure!`.
+#[test]
+fn comparisons_of_times_are_repeated() {
+    const REPEAT: [&str; 6] = [
+        "settled(",
+        "Ruby::each(",
+        "Ruby::first_and_last(",
+        "Ruby::first_and_last_at_a_time(",
+        "Ruby::two_at_a_time(",
+        "Ruby::two_of(",
+    ];
+    let mut compare = 0;
+    for (file, text) in sources(&root().join("tests/tests")) {
+        let functions = functions(&text);
+        for (_, name, body) in functions.iter().filter(|(is_test, ..)| *is_test) {
+            let (mut reached, mut waiting) = (vec![*name], vec![*body]);
+            let (mut compares, mut repeats) = (false, false);
+            while let Some(body) = waiting.pop() {
+                compares |= body.contains("ensure_times!");
+                repeats |= REPEAT.iter().any(|how| body.contains(how));
+                for (_, other, its) in &functions {
+                    if !reached.contains(other) && calls(body, other) {
+                        reached.push(other);
+                        waiting.push(its);
+                    }
+                }
+            }
+            compare += u32::from(compares);
+            assert!(!compares || repeats, "{file}: {name} compares times only once");
+        }
+    }
+    assert!(compare > 30, "{compare} tests");
+}
+
+/// What has to be compiled before anything else can start: `xtask` has few dependencies, and none on the product.
+#[test]
+fn xtask_is_small() {
+    let lock = fs::read_to_string(root().join("Cargo.lock")).expect("a lock file");
+    let mut packages: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let name = package.split('"').nth(1).expect("a name");
+        let dependencies = package.split_once("dependencies = [").map_or("", |(_, rest)| rest);
+        // A name, and a version where there are several.
+        let dependencies =
+            dependencies.split('"').skip(1).step_by(2).filter_map(|text| text.split(' ').next());
+        packages.entry(name).or_default().extend(dependencies);
+    }
+    let (mut reached, mut waiting) = (Vec::new(), vec!["xtask"]);
+    while let Some(name) = waiting.pop() {
+        // Those for another system are in the file, too.
+        if !reached.contains(&name) && !name.starts_with("windows") {
+            reached.push(name);
+            waiting.extend(packages.get(name).unwrap_or_else(|| panic!("no package {name}")));
+        }
+    }
+    assert!((10..=40).contains(&reached.len()), "{} packages: {reached:?}", reached.len());
+    for product in ["gctrace-user", "gctrace-cruby"] {
+        assert!(!reached.contains(&product), "it depends on {product}");
+    }
+}

@@ -1,34 +1,52 @@
 //! A Python with the packages that tests check against, installed only in the build directory.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::Value;
 
 use crate::child::Guarded;
 use crate::live::work_dir;
 
-/// The official definition of OTLP (before 1.45 its profiles have another layout), a gRPC server, and gRPC's error details.
-const PACKAGES: [&str; 3] = ["opentelemetry-proto>=1.45,<2", "grpcio>=1.60,<2", "grpcio-status>=1.60,<2"];
+/// The official definition of OTLP, a gRPC server, and gRPC's error details. OTLP's profiles are `v1development`: any minor release may change
+/// their layout, as 1.45 did.
+const PACKAGES: [&str; 3] = ["opentelemetry-proto>=1.45,<1.46", "grpcio>=1.60,<2", "grpcio-status>=1.60,<2"];
 
 fn python() -> Result<PathBuf> {
-    let dir = work_dir()?.join("python");
-    let (python, done) = (dir.join("bin/python"), dir.join("installed"));
+    static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let python = PYTHON.get_or_init(|| installed().map_err(|error| format!("{error:#}")));
+    python.clone().map_err(|error| anyhow!(error))
+}
+
+/// The Python in its environment, which is complete or not there: another test program may look for it meanwhile.
+fn installed() -> Result<PathBuf> {
+    let work = work_dir()?;
+    let lock = work.join("python.lock");
+    let lock = File::options().create(true).truncate(false).write(true).open(&lock)?;
+    lock.lock().context("cannot lock the virtual environment")?;
+    let dir = work.join("python");
     let wanted = PACKAGES.join("\n");
-    if std::fs::read_to_string(&done).is_ok_and(|found| found == wanted) {
-        return Ok(python);
+    if std::fs::read_to_string(dir.join("installed")).is_ok_and(|found| found == wanted) {
+        return Ok(dir.join("bin/python"));
     }
-    run(Command::new("python3").args(["-m", "venv"]).arg(&dir))
+    let new = tempfile::Builder::new().prefix("python-").tempdir_in(&work)?;
+    run(Command::new("python3").args(["-m", "venv"]).arg(new.path()))
         .context("making a virtual environment; `cargo xtask setup` installs python3-venv")?;
-    // Not bin/pip: its first line contains the path at which the environment was created, and the build may have been moved or copied.
-    run(Command::new(&python)
+    // Not bin/pip: its first line contains the path at which the environment was created, and that changes here and whenever the build is moved.
+    run(Command::new(new.path().join("bin/python"))
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
         .args(PACKAGES))
     .context("installing from PyPI")?;
-    std::fs::write(done, wanted)?;
-    Ok(python)
+    std::fs::write(new.path().join("installed"), wanted)?;
+    if dir.exists() {
+        std::fs::remove_dir_all(&dir)?;
+    }
+    std::fs::rename(new.keep(), &dir)?;
+    Ok(dir.join("bin/python"))
 }
 
 /// Starts `tests/python/NAME` with these arguments. It runs as long as the test.

@@ -31,8 +31,35 @@ impl Sought {
         let (reason, denied) = match found {
             Err(reason) => (reason, true),
             Ok(found) if survey.processes.iter().any(|process| found.contains(&process.pid)) => return,
+            // Those that cannot be read may be Rubies, and are misses themselves.
+            Ok(found) if survey.misses.iter().any(|miss| is_denied(miss, &found)) => return,
             Ok(_) => ("no Ruby process of it runs now".to_owned(), false),
         };
         survey.misses.push(Miss { subject: Subject::Sought(selection.sought()), reason, denied });
+    }
+}
+
+fn is_denied(miss: &Miss, found: &BTreeSet<u32>) -> bool {
+    miss.denied && matches!(miss.subject, Subject::Pid(pid) if found.contains(&pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group without any Ruby is a miss. What is no Ruby in it is none, and one whose processes cannot be read may have a Ruby.
+    #[test]
+    fn groups() {
+        let selection = Selection { units: vec!["a.service".to_owned()], ..Selection::default() };
+        let misses = |denied, pid| {
+            let miss = Miss { subject: Subject::Pid(pid), reason: "why".to_owned(), denied };
+            let mut survey = Survey { misses: vec![miss], ..Survey::default() };
+            Sought(Some(Ok(BTreeSet::from([7, 8])))).judge(&selection, &mut survey);
+            survey.misses.into_iter().map(|miss| miss.subject).collect::<Vec<_>>()
+        };
+        let sought = Subject::Sought("--unit a.service".to_owned());
+        assert_eq!(misses(false, 7), [sought.clone()]);
+        assert_eq!(misses(true, 7), [Subject::Pid(7)]);
+        assert_eq!(misses(true, 9), [Subject::Pid(9), sought]);
     }
 }

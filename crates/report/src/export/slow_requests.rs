@@ -28,6 +28,8 @@ use crate::{
 
 /// Maximum number of cycles, and of waits, kept for requests that have not ended.
 const KEPT: usize = 4096;
+/// Maximum number of samples kept, of all requests of all processes: hundreds arrive each second and CPU. Their stacks are shared.
+const SAMPLES: usize = 1 << 16;
 /// Maximum number of requests that wait for later reports about them.
 const PENDING: usize = 64;
 /// How long they wait, nanoseconds: a cycle is reported when its lazy sweep has ended.
@@ -59,19 +61,18 @@ pub struct SlowRequests<W: Write> {
 
 /// The most recent items, and the latest start time of those that were dropped.
 struct Recent<T> {
+    most: usize,
     last: VecDeque<(u32, T)>,
     dropped_ns: u64,
 }
 
-impl<T> Default for Recent<T> {
-    fn default() -> Self {
-        Self { last: VecDeque::new(), dropped_ns: 0 }
-    }
-}
-
 impl<T> Recent<T> {
+    fn new(most: usize) -> Self {
+        Self { most, last: VecDeque::new(), dropped_ns: 0 }
+    }
+
     fn push(&mut self, pid: u32, one: T, begin_ns: impl Fn(&T) -> u64) {
-        if self.last.len() >= KEPT
+        if self.last.len() >= self.most
             && let Some((_, oldest)) = self.last.pop_front()
         {
             self.dropped_ns = self.dropped_ns.max(begin_ns(&oldest));
@@ -125,9 +126,9 @@ impl<W: Write> SlowRequests<W> {
             out,
             clock,
             least_ns,
-            cycles: Recent::default(),
-            waits: Recent::default(),
-            samples: Recent::default(),
+            cycles: Recent::new(KEPT),
+            waits: Recent::new(KEPT),
+            samples: Recent::new(SAMPLES),
             pending: VecDeque::new(),
             requests: (0, 0),
             runs: (0, 0),

@@ -144,8 +144,10 @@ pub(in crate::cli) fn part(
             const DAY_NS: i64 = 86_400_000_000_000;
             // Lines have whole milliseconds: the first of them may seem to be earlier than the beginning.
             const EARLY_NS: i64 = 1_000_000;
-            let after_ns = ns - header.clock.epoch_nanos(header.begun_ns) + EARLY_NS;
-            header.begun_ns.saturating_add_signed(after_ns.rem_euclid(DAY_NS) - EARLY_NS)
+            // Pages of a live run have what it has kept, which may begin days after the run.
+            let from_ns = header.dump.as_ref().map_or(header.begun_ns, |dump| dump.from_ns);
+            let after_ns = ns - header.clock.epoch_nanos(from_ns) + EARLY_NS;
+            from_ns.saturating_add_signed(after_ns.rem_euclid(DAY_NS) - EARLY_NS)
         }
     };
     let (from_ns, to_ns) = (from.map(at), to.map(at));

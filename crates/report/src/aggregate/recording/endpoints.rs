@@ -50,7 +50,22 @@ pub(super) enum At {
 struct Waiting<T> {
     pid: u32,
     since_ns: u64,
+    last_ns: u64,
     kept: Vec<T>,
+}
+
+/// What no longer waits for the end of a request.
+#[derive(Debug)]
+pub(super) struct GivenUp<T> {
+    /// From the first to the last of it, nanoseconds: the request took at least this long.
+    pub(super) lasted_ns: u64,
+    pub(super) kept: Vec<T>,
+}
+
+impl<T> From<Waiting<T>> for GivenUp<T> {
+    fn from(waiting: Waiting<T>) -> Self {
+        Self { lasted_ns: waiting.last_ns.saturating_sub(waiting.since_ns), kept: waiting.kept }
+    }
 }
 
 /// The endpoints of a recording, and what waits for them.
@@ -94,17 +109,19 @@ impl<T> Endpoints<T> {
     }
 
     /// Lets something wait for the end of a request. Returns what has waited too long at `ts_ns`, or what exceeds the limit.
-    pub(super) fn wait(&mut self, id: u64, pid: u32, ts_ns: u64, kept: T) -> Vec<T> {
-        let waiting = self.waiting.entry(id).or_insert(Waiting { pid, since_ns: ts_ns, kept: Vec::new() });
+    pub(super) fn wait(&mut self, id: u64, pid: u32, ts_ns: u64, kept: T) -> Vec<GivenUp<T>> {
+        let first = || Waiting { pid, since_ns: ts_ns, last_ns: ts_ns, kept: Vec::new() };
+        let waiting = self.waiting.entry(id).or_insert_with(first);
+        waiting.last_ns = waiting.last_ns.max(ts_ns);
         waiting.kept.push(kept);
         self.count += 1;
         let mut overdue = Vec::new();
         while let Some(first) = self.waiting.first_entry()
             && (self.count > MAX_WAITING || first.get().since_ns.saturating_add(PATIENCE_NS) < ts_ns)
         {
-            let kept = first.remove().kept;
-            self.count -= kept.len();
-            overdue.extend(kept);
+            let given_up = GivenUp::from(first.remove());
+            self.count -= given_up.kept.len();
+            overdue.push(given_up);
         }
         overdue
     }
@@ -126,17 +143,12 @@ impl<T> Endpoints<T> {
     }
 
     /// Returns what waits for requests of one process, or of all processes (`None`).
-    pub(super) fn give_up(&mut self, of: Option<u32>) -> Vec<T> {
-        let mut kept = Vec::new();
-        self.waiting.retain(|_, waiting| {
-            let gone = of.is_none_or(|pid| pid == waiting.pid);
-            if gone {
-                kept.append(&mut waiting.kept);
-            }
-            !gone
-        });
-        self.count -= kept.len();
-        kept
+    pub(super) fn give_up(&mut self, of: Option<u32>) -> Vec<GivenUp<T>> {
+        let is_gone = |_: &u64, waiting: &mut Waiting<T>| of.is_none_or(|pid| pid == waiting.pid);
+        let gone: Vec<_> =
+            self.waiting.extract_if(.., is_gone).map(|(_, waiting)| GivenUp::from(waiting)).collect();
+        self.count -= gone.iter().map(|given_up| given_up.kept.len()).sum::<usize>();
+        gone
     }
 
     /// The same ended requests with their endpoints, for a recording that continues this one. Endpoints of no such request are forgotten:
@@ -172,6 +184,10 @@ mod tests {
     use super::*;
     use crate::model::trace::TraceOrigin;
 
+    fn number<T>(given_up: &[GivenUp<T>]) -> usize {
+        given_up.iter().map(|of| of.kept.len()).sum()
+    }
+
     /// Events that arrive before and after the end of a request both get its endpoint.
     #[test]
     fn ends() {
@@ -196,11 +212,12 @@ mod tests {
         let mut endpoints = Endpoints::default();
         endpoints.wait(1, 5, 100, 1);
         endpoints.wait(2, 5, 200, 2);
-        assert_eq!(endpoints.wait(2, 5, 101 + PATIENCE_NS, 3).len(), 1);
+        assert_eq!(number(&endpoints.wait(2, 5, 101 + PATIENCE_NS, 3)), 1);
         assert_eq!(endpoints.count, 2);
         endpoints.wait(3, 6, 300, 4);
-        assert_eq!((endpoints.give_up(Some(5)).len(), endpoints.count), (2, 1));
-        assert_eq!((endpoints.give_up(None).len(), endpoints.count), (1, 0));
+        let given_up = endpoints.give_up(Some(5));
+        assert_eq!((number(&given_up), given_up[0].lasted_ns, endpoints.count), (2, PATIENCE_NS - 99, 1));
+        assert_eq!((number(&endpoints.give_up(None)), endpoints.count), (1, 0));
     }
 
     /// Memory is bounded, however much arrives.
@@ -208,7 +225,7 @@ mod tests {
     fn bounded() {
         let mut endpoints = Endpoints::default();
         let overdue: usize =
-            (0..MAX_WAITING as u64 + 10).map(|n| endpoints.wait(n / 2 + 1, 1, 5, n).len()).sum();
+            (0..MAX_WAITING as u64 + 10).map(|n| number(&endpoints.wait(n / 2 + 1, 1, 5, n))).sum();
         assert_eq!((overdue, endpoints.count), (10, MAX_WAITING));
         for n in 0..MAX_ENDED as u64 + 10 {
             endpoints.ended(1_000_000 + n, Some(format!("GET /{n}")), None);

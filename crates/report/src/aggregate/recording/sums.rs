@@ -5,7 +5,7 @@ use std::{collections::hash_map::Entry, num::NonZeroU64, sync::Arc};
 use super::{
     AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
     TraceIndex,
-    endpoints::{At, EndpointIndex, LEFT_OUT, Of, UNKNOWN},
+    endpoints::{At, EndpointIndex, GivenUp, LEFT_OUT, Of, UNKNOWN},
     filter::DropReason,
     named,
 };
@@ -112,7 +112,7 @@ impl Recording {
             At::None => self.add(kept, None),
             At::Known(of) => {
                 self.unresolved += u64::from(request == Some(0));
-                self.add(kept, Some(if request == Some(0) { self.unknown() } else { of }));
+                self.add(kept, Some(if request == Some(0) { self.unknown(None) } else { of }));
             }
             At::Waits(id) => {
                 let overdue = self.endpoints.wait(id, process.pid, ts_ns, kept);
@@ -140,16 +140,17 @@ impl Recording {
         self.give_up(kept);
     }
 
-    fn give_up(&mut self, kept: Vec<Kept>) {
-        self.unresolved += kept.len() as u64;
-        for kept in kept {
-            self.add(kept, Some(self.unknown()));
+    fn give_up(&mut self, given_up: Vec<GivenUp<Kept>>) {
+        for GivenUp { lasted_ns, kept } in given_up {
+            self.unresolved += kept.len() as u64;
+            let of = self.unknown(Some(lasted_ns));
+            kept.into_iter().for_each(|kept| self.add(kept, Some(of)));
         }
     }
 
-    /// What is known about a request whose end was not seen: nobody knows that it was slow.
-    fn unknown(&self) -> Of {
-        let left_out = self.filter.drops_duration(None).is_some();
+    /// What is known about a request whose end was not seen, but that took at least this long; without that, nobody knows that it was slow.
+    fn unknown(&self, at_least_ns: Option<u64>) -> Of {
+        let left_out = self.filter.drops_duration(at_least_ns).is_some();
         Of { endpoint: if left_out { LEFT_OUT } else { UNKNOWN }, trace: None }
     }
 

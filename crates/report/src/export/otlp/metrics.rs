@@ -51,16 +51,19 @@ impl Starts {
         Self { clock, own: None, services: HashMap::new() }
     }
 
-    fn of(&mut self, now: WallClock, key: &ServiceKey, since_ns: u64) -> u64 {
-        match self.services.get(key) {
-            Some((known_ns, epoch)) if *known_ns == since_ns => *epoch,
-            // A service that was dropped and seen again has started anew.
-            _ => {
-                let start = epoch(now, since_ns);
-                self.services.insert(key.clone(), (since_ns, start));
-                start
-            }
-        }
+    /// The starts of these services, each with its monotonic time. Others are forgotten: they are no longer there.
+    fn of<'a>(&mut self, now: WallClock, services: impl Iterator<Item = (&'a ServiceKey, u64)>) -> Vec<u64> {
+        let before = std::mem::take(&mut self.services);
+        let of = |(key, since_ns): (&ServiceKey, u64)| {
+            let start = match before.get(key) {
+                Some((known_ns, epoch)) if *known_ns == since_ns => *epoch,
+                // A service that was dropped and seen again has started anew.
+                _ => epoch(now, since_ns),
+            };
+            self.services.insert(key.clone(), (since_ns, start));
+            start
+        };
+        services.map(of).collect()
     }
 }
 
@@ -95,9 +98,11 @@ impl Metrics {
     ) -> Self {
         let clock = starts.clock.again();
         let began = *starts.own.get_or_insert_with(|| epoch(clock, began_ns));
+        let starts = starts.of(clock, services.iter().map(|(key, service, _)| (key, service.since_ns)));
         let services: Vec<_> = services
             .iter()
-            .map(|(key, service, gauges)| (service.clone(), gauges, starts.of(clock, key, service.since_ns)))
+            .zip(starts)
+            .map(|((_, service, gauges), start)| (service.clone(), gauges, start))
             .collect();
         let to = services.len() + 1;
         let now = epoch(clock, now_ns);

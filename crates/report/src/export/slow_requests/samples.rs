@@ -45,6 +45,9 @@ pub(super) fn write(
     samples: &Recent<Sampled>,
     Pending { pid, request, ns, .. }: &Pending,
 ) -> std::io::Result<()> {
+    if samples.dropped_ns >= request.begin_ns {
+        return writeln!(out, "  samples: not shown, too many to keep since it began");
+    }
     for (on_cpu, what) in [(true, "on a CPU"), (false, "off the CPU")] {
         let of_it = |sample: &&Sampled| sample.request == request.id && sample.on_cpu == on_cpu;
         let mut places: BTreeMap<String, u64> = BTreeMap::new();
@@ -69,9 +72,6 @@ pub(super) fn write(
         if let Some(more) = places.len().checked_sub(SHOWN).filter(|more| *more > 0) {
             writeln!(out, "    and {}", plural(more as u64, "other line"))?;
         }
-    }
-    if samples.dropped_ns >= request.begin_ns {
-        writeln!(out, "    older samples were dropped: too many to keep")?;
     }
     Ok(())
 }

@@ -317,6 +317,32 @@ fn samples() {
     assert_eq!(text(&web(false), 500, &seen), expected);
 }
 
+/// A part of a request's samples is not shown as its time.
+#[test]
+fn too_many_samples() {
+    let one = |request| StackSample {
+        ts_ns: 1_100 * MS,
+        tid: 7,
+        comm: Arc::from("puma srv tp 002"),
+        state: ThreadState::Running,
+        cpu_ns: MS,
+        wall_ns: MS,
+        gc: GcActivity::None,
+        request: Some(request),
+        span: None,
+        stack: stack("Report#rows"),
+    };
+    let (own, other) = (one(5), one(6));
+    let slow = request(5, 1000, 600, (0, 0));
+    let mut seen = vec![Seen::Stack(&own)];
+    seen.extend(std::iter::repeat_n(Seen::Stack(&other), SAMPLES - 1));
+    let shown = |seen: &[Seen<'_>]| text(&web(false), 500, &[seen, &[Seen::Request(&slow)]].concat());
+    assert!(shown(&seen).contains("on a CPU: 1 sample of 1.00ms"));
+    seen.push(Seen::Stack(&own));
+    let text = shown(&seen);
+    assert!(text.contains("samples: not shown, too many") && !text.contains("on a CPU"), "{text}");
+}
+
 /// Memory is bounded, and every slow request is reported once, with as much as fits a screen.
 #[test]
 fn bounded() {

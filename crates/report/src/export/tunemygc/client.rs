@@ -263,8 +263,11 @@ impl Collector {
         // A proxy may limit the size. It does not know what the collector accepts, and the set is refused otherwise.
         if answer.code == 413 && !packed {
             answer = self.exchange(bytes, true)?;
+        } else if packed && !answer.accepts_gzip && matches!(answer.code, 400 | 415 | 500) {
+            // The collector may be another one than the one that accepted gzip.
+            answer = self.exchange(bytes, false)?;
         }
-        let Answer { code, body, after } = answer;
+        let Answer { code, body, after, .. } = answer;
         Ok(meaning(&self.url, code, &body, after))
     }
 
@@ -293,7 +296,8 @@ impl Collector {
             self.gzip = takes_gzip(headers);
         }
         let after = upload::retry_after(headers);
-        Ok(Answer { code, body: body.into_owned(), after })
+        let accepts_gzip = takes_gzip(headers);
+        Ok(Answer { code, body: body.into_owned(), after, accepts_gzip })
     }
 }
 
@@ -303,6 +307,8 @@ struct Answer {
     body: String,
     /// The minimum delay before a retry, if one is given.
     after: Option<Duration>,
+    /// Whether its headers say that gzip is accepted.
+    accepts_gzip: bool,
 }
 
 /// Additional time for a body of this size.
@@ -478,6 +484,9 @@ mod tests {
         assert_eq!(send(&[(413, "")]), (vec![true], false), "it cannot become smaller");
         assert_eq!(send(&[(200, "")]), (vec![true], true), "it accepts it no longer");
         assert_eq!(send(&[(500, TAKES)]), (vec![false], false));
+        assert_eq!(send(&[(500, ""), (500, "")]), (vec![true, false], false));
+        assert_eq!(send(&[(400, ""), (200, "")]), (vec![true, false], true), "another collector");
+        assert_eq!(send(&[(200, TAKES)]), (vec![false], true));
         assert_eq!(send(&[(412, "")]), (vec![true], true));
         assert_eq!(send(&[(413, ""), (413, "")]), (vec![false, true], false));
     }

@@ -114,6 +114,7 @@ impl Spool {
         let mut taken = left.len() as u64;
         self.bytes += left.iter().map(|entry| entry.size).sum::<u64>();
         self.waiting.extend(left);
+        self.in_order();
         self.shed(0);
         // `self.dir` cannot be borrowed while sets are added to `self`.
         let dir = Arc::clone(&self.dir);
@@ -126,7 +127,13 @@ impl Spool {
         if let Err(error) = added {
             log::warn!("{}: sets of an earlier run stay for the next one: {error}", dir.path().display());
         }
+        self.in_order();
         Ok(taken)
+    }
+
+    /// Sets are sent in the order in which they were made, which their names have, whatever run made them.
+    fn in_order(&mut self) {
+        self.waiting.make_contiguous().sort_by(|one, other| one.name.cmp(&other.name));
     }
 
     /// Takes over the sets of runs that were sending when this one began, if all of them have ended.
@@ -331,12 +338,28 @@ mod tests {
         assert_eq!((second.len(), second.take_gone().added), (2, 1));
         second.take_over().unwrap();
         assert_eq!((second.len(), open().len(), second.take_gone()), (2, 0, Gone::default()));
-        for set in ["of the second", "of the first"] {
+        for set in ["of the first", "of the second"] {
             assert_eq!(text(second.front()).as_deref(), Some(set));
             second.pop();
         }
         second.take_over().unwrap();
         assert_eq!((second.len(), second.take_gone()), (0, Gone::default()));
+    }
+
+    /// If there is no room for the sets of both runs, the oldest are dropped, whichever run made them.
+    #[test]
+    fn taken_over_without_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = Spool::open(dir.path(), "spool", 100).unwrap();
+        let mut second = Spool::open(dir.path(), "spool", 10).unwrap();
+        add(&mut first, "earlier");
+        add(&mut second, "later");
+        drop(first);
+        second.take_over().unwrap();
+        assert_eq!(
+            (text(second.front()).as_deref(), second.len(), second.take_gone().dropped),
+            (Some("later"), 1, 1)
+        );
     }
 
     /// The limit is never exceeded; the oldest sets are dropped first and are counted.

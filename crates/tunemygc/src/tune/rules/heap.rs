@@ -182,7 +182,12 @@ fn goal_counts(case: &Case<'_>, size: u64, goal: f64, min: f64) -> Result<(), St
             "RUBY_GC_HEAP_GROWTH_FACTOR is {factor:.2}: the heap does not grow further with a higher goal"
         ));
     }
-    let of_heaps = case.evidence.heaps.iter().filter_map(|heap| heap.slots.quantile(0.9)).max();
+    let of_heaps = case.evidence.heaps.iter().filter_map(|heap| {
+        let slots = heap.slots.quantile(0.9)?;
+        // Up to 3.3 the step is one of pages (`growth_max_slots / HEAP_PAGE_OBJ_LIMIT`), of which a heap of larger slots has fewer slots.
+        Some(if case.series < Series(3, 4) { slots * heap.slot / SLOT } else { slots })
+    });
+    let of_heaps = of_heaps.max();
     let heap = of_heaps.filter(|_| case.series >= Series(3, 2)).unwrap_or(size);
     let (name, in_force) = if case.series >= Series(4, 1) {
         let name = "RUBY_GC_HEAP_GROWTH_MAX_BYTES";

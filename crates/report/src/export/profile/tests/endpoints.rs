@@ -220,6 +220,36 @@ fn slow_only() {
     assert!(text.starts_with("dropped by --endpoint GET /a and --slower-than 500ns: "), "{text}");
 }
 
+/// All of a slow request is kept, also what is older than the time for which anything waits for its end, and what a recording had before it went on.
+#[test]
+fn slower_than_patience() {
+    const SECOND: u64 = 1_000_000_000;
+    let filter = Filter { slower_than_ns: Some(30 * SECOND), ..Filter::default() };
+    let recording = Recording::new(false, Limits::default(), filter);
+    let mut recorder = Recorder { recording: Rc::new(RefCell::new(recording)) };
+    recorder.began(0);
+    let (process, one) = a_sample(0);
+    let sample = |recorder: &mut Recorder, at_s: u64| {
+        let sample =
+            StackSample { ts_ns: at_s * SECOND, cpu_ns: 1, wall_ns: 1, request: Some(5), ..one.clone() };
+        recorder.see(&process, Seen::Stack(&sample)).unwrap();
+    };
+    (0..=130).for_each(|at_s| sample(&mut recorder, at_s));
+    let end =
+        Request { id: 5, begin_ns: 0, end_ns: Some(131 * SECOND), ..request(Some("/a"), None, Some(200)) };
+    recorder.see(&process, Seen::Request(&end)).unwrap();
+    assert_eq!(by_endpoint(&recorder).values().map(|sums| sums[0]).sum::<i64>(), 131);
+    let account = recorder.recording.borrow().filtered();
+    assert_eq!((account.samples.kept.ns, account.samples.endpoint.ns), (131, 0));
+    // Of another one, 40 s are in the recording that ends.
+    let late = StackSample { cpu_ns: 1, wall_ns: 1, request: Some(6), ..one.clone() };
+    for at_s in [200, 240] {
+        recorder.see(&process, Seen::Stack(&StackSample { ts_ns: at_s * SECOND, ..late.clone() })).unwrap();
+    }
+    drop(recorder.recording.borrow_mut().go_on());
+    assert_eq!(recorder.recording.borrow().filtered().samples.endpoint.ns, 0);
+}
+
 /// What belongs to the wanted endpoint is kept, however many others were requested before.
 #[test]
 fn wanted_after_many() {

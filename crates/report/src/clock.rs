@@ -15,20 +15,24 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// Measures the offset now: of several tries, the one with the shortest window around the realtime read.
+    /// Measures the offsets now.
     pub fn measure() -> Self {
-        let suspended_ns = (nanos(ClockId::Boottime) - nanos(ClockId::Monotonic)) as i64;
-        let mut best: Option<(i128, i128)> = None;
-        for _ in 0..16 {
-            let before = nanos(ClockId::Monotonic);
-            let real = nanos(ClockId::Realtime);
-            let after = nanos(ClockId::Monotonic);
-            let window = after - before;
-            if best.is_none_or(|(w, _)| window < w) {
-                best = Some((window, real - (before + window / 2)));
-            }
-        }
-        Self { offset_ns: best.map_or(0, |(_, offset)| offset), suspended_ns, own: true }
+        Self::of((0..16).map(|_| Readings {
+            before: nanos(ClockId::Monotonic),
+            real: nanos(ClockId::Realtime),
+            boot: nanos(ClockId::Boottime),
+            after: nanos(ClockId::Monotonic),
+        }))
+    }
+
+    /// The offsets by the readings with the shortest window: a CPU that is taken away between two of them shifts those of its window only.
+    fn of(readings: impl Iterator<Item = Readings>) -> Self {
+        let offsets =
+            readings.min_by_key(|reading| reading.after - reading.before).map_or((0, 0), |reading| {
+                let middle = reading.before + (reading.after - reading.before) / 2;
+                (reading.real - middle, reading.boot - middle)
+            });
+        Self { offset_ns: offsets.0, suspended_ns: offsets.1 as i64, own: true }
     }
 
     /// The clock of another run: realtime minus monotonic, and boot time minus monotonic, nanoseconds.
@@ -84,6 +88,17 @@ impl WallClock {
     pub fn epoch_nanos(self, monotonic_ns: u64) -> i64 {
         (i128::from(monotonic_ns) + self.offset_ns) as i64
     }
+}
+
+/// Readings of the clocks, one after the other, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Readings {
+    /// `CLOCK_MONOTONIC`.
+    before: i128,
+    real: i128,
+    boot: i128,
+    /// `CLOCK_MONOTONIC`.
+    after: i128,
 }
 
 /// Notices that the host's clock was set during a run, or that the host was suspended.
@@ -165,6 +180,28 @@ mod tests {
         let system =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
         assert!((ours - system).abs() < 0.001, "{ours} {system}");
+    }
+
+    /// A long pause anywhere between the readings does not matter, if there are others without one.
+    #[test]
+    fn the_shortest_window_counts() {
+        const PAUSE: i128 = 20_000_000;
+        let readings = |pauses: [i128; 3]| {
+            let before = 1_000_000_000;
+            let (real, boot) = (before + 30 + pauses[0], before + 60 + pauses[0] + pauses[1]);
+            Readings { before, real: real + 7_000_000, boot: boot + 5_000_000, after: boot + 30 + pauses[2] }
+        };
+        for at in 0..3 {
+            let mut pauses = [0; 3];
+            pauses[at] = PAUSE;
+            for tries in [[pauses, [0; 3]], [[0; 3], pauses]] {
+                let clock = WallClock::of(tries.into_iter().map(readings));
+                assert_eq!((clock.offset_ns, clock.suspended_ns, clock.own), (6_999_985, 5_000_015, true));
+            }
+        }
+        // What each measures is wrong by at most half of its window.
+        let clock = WallClock::of([[PAUSE, 0, 0]].into_iter().map(readings));
+        assert_eq!(clock.offset_ns, 6_999_985 + PAUSE / 2);
     }
 
     /// A change is told once, whatever made it; smaller ones are not.

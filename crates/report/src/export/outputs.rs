@@ -123,7 +123,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::export::sink::Sink;
+    use crate::{export::sink::Sink, ledger::Ledger};
 
     /// Counts its calls, and writes to a pipe whose reader is gone.
     struct Counted(Rc<Cell<u32>>, Option<Sink>);
@@ -162,5 +162,38 @@ mod tests {
                 assert_eq!(outputs.failures(), [wanted]);
             }
         }
+    }
+
+    /// Fails with one error after the other, and counts its calls.
+    struct Fails {
+        errors: Vec<&'static str>,
+        calls: Rc<Cell<usize>>,
+    }
+
+    impl Exporter for Fails {
+        fn finish(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
+            self.calls.set(self.calls.get() + 1);
+            self.errors.pop().map_or(Ok(()), |error| Err(ExportError::Stdout(io::Error::other(error))))
+        }
+    }
+
+    /// A failure keeps no other output from being called. Each is counted, and each different one is reported once.
+    #[test]
+    fn failures_are_counted_and_reported_once() {
+        let calls = [(); 3].map(|()| Rc::new(Cell::new(0)));
+        let errors = [vec!["one", "one"], vec!["another"], vec![]];
+        let exporters = errors.into_iter().zip(&calls).map(|(errors, calls)| {
+            let exporter: Box<dyn Exporter> = Box::new(Fails { errors, calls: Rc::clone(calls) });
+            exporter
+        });
+        let mut outputs = Outputs::new(exporters.collect());
+        for round in 1..=3 {
+            outputs.hand(|exporter| exporter.finish(&Ledger::default()));
+            assert_eq!(calls.each_ref().map(|calls| calls.get()), [round; 3]);
+        }
+        assert_eq!(outputs.failures().len(), 2, "{:?}", outputs.failures());
+        let mut counts = UserCounts::default();
+        outputs.add_counts(&mut counts);
+        assert_eq!((counts.pipeline.export_failures, outputs.is_over()), (3, false));
     }
 }

@@ -170,7 +170,8 @@ fn report(lines: &[String], pid: u32, account: &str, sets: &Path, profiles: &[&P
     Ok(())
 }
 
-/// The share of time in the GC, what starts its cycles, and the first setting that `gctrace tune` recommends.
+/// The share of time in the GC, what starts its cycles, and the first setting that `gctrace tune` recommends. It finds them by how the
+/// lines of the report start, which a test of gctrace-tunemygc checks (`lines_that_the_demo_shows`).
 fn findings(advice: &str) -> Result<[String; 3]> {
     let line = |start: &str| advice.lines().map(str::trim).find(|line| line.starts_with(start));
     let share = line("time in the GC: ").context("`gctrace tune` does not report the time in the GC")?;

@@ -572,3 +572,12 @@ fn forged_environment() {
     kept.environment.insert(name.to_owned(), "x".to_owned());
     assert!(!recommend(Series(3, 1), &kept).to_string().contains("LD_PRELOAD"));
 }
+
+/// `cargo xtask demo` shows lines of a report, which it finds by how they start (`findings` in xtask/src/demo.rs).
+#[test]
+fn lines_that_the_demo_shows() {
+    let text = recommend(Series(3, 4), &everything()).to_string();
+    for start in ["time in the GC: ", "minor by ", "major by ", "export "] {
+        assert!(text.lines().any(|line| line.trim().starts_with(start)), "no line `{start}`:\n{text}");
+    }
+}

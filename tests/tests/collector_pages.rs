@@ -123,6 +123,18 @@ fn every_page() -> Result<()> {
         ensure!(text.contains(words), "no {words} in {text}");
     }
     ensure!(!text.contains("RUBY_GC_<b>"), "a name that is none is shown");
+    // Recommendations for each Ruby that was seen, and for both strategies; without a choice, for that of the latest set.
+    for (path, series) in
+        [("/app/1", "3.4"), ("/app/1?days=1&ruby=3.3", "3.3"), ("/app/1?days=1&ruby=3.4", "3.4")]
+    {
+        let (elements, text) = parsed(seen.get(path).with_context(|| format!("no page leads to {path}"))?)?;
+        ensure!(text.contains("Ruby 3.3") && text.contains("Ruby 3.4"), "{path}: {text}");
+        ensure!(text.contains(&format!("Ruby {series}: ")), "not for {series}: {text}");
+        ensure!(text.contains("or less memory") && text.contains("or speed"), "{path}: {text}");
+        let is_chosen = |(_, attributes): &&Element| attributes.get("aria-current").is_some();
+        let chosen = elements.iter().filter(is_chosen).filter_map(|(_, attributes)| attributes.get("href"));
+        ensure!(chosen.into_iter().any(|to| to.ends_with(&format!("&ruby={series}"))), "{path}");
+    }
     compared(&collector, &elements)?;
     let (_, text) = parsed(&seen["/app/2"])?;
     ensure!(text.contains("No sample set arrived") && text.contains("Nothing has arrived yet"), "{text}");

@@ -1,9 +1,9 @@
 //! Pages for people: applications, and the cost of garbage collection in each of them, by environment and by process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gctrace_pages::{
-    Column, Head, chart, encoded, lines, page, page_with, setting_lines, settings, table,
+    Column, Head, chart, encoded, lines, page, page_with, settings, table,
     words::{ago, bytes, count, counted, percent, since},
 };
 use hyper::{StatusCode, header};
@@ -14,7 +14,7 @@ use super::{
     access::{self, Refusal, Sight},
     answer::Answer,
     now,
-    recommended::{Recommended, recommended},
+    recommended::{self, recommended},
 };
 use crate::{
     digest::{BOUNDS, CLASSES, Figures},
@@ -165,6 +165,7 @@ pub(super) fn show(
             "env" => wanted.environment = Some(value.into_owned()),
             "host" => wanted.host = Some(value.into_owned()),
             "pid" => wanted.pid = value.parse().ok(),
+            "ruby" => wanted.ruby = Series::parse(&value),
             "compare" => by = Some(value),
             "a" => pair[0] = Some(value.into_owned()),
             "b" => pair[1] = Some(value.into_owned()),
@@ -255,6 +256,8 @@ struct Wanted {
     host: Option<String>,
     pid: Option<i64>,
     compared: Option<compare::Pair>,
+    /// The Ruby that recommendations are for.
+    ruby: Option<Series>,
 }
 
 impl Wanted {
@@ -323,7 +326,9 @@ fn application(
     let full = all.len() + BATCH as usize >= MAX_SLOTS as usize;
     let since = if full { all.last().map_or(since, |slot| slot.at) } else { since };
     let taken: Vec<&Slot> = all.iter().filter(|slot| wanted.takes(slot)).collect();
-    let advice = recommended(shared, info.app)?;
+    let advice = recommended(shared, info.app, wanted.ruby)?;
+    let mut rubies: BTreeSet<Series> = all.iter().map(|slot| slot.series).collect();
+    rubies.extend(advice.as_ref().map(|advice| advice.series));
     let seen = Seen::of(&*shared.store, info.app, &all)?;
     let is_part = wanted.environment.is_some() || wanted.host.is_some() || wanted.pid.is_some();
     let content = html! {
@@ -347,20 +352,7 @@ fn application(
         } @else {
             (charts(&taken, since, now))
         }
-        h2 { "What to set" }
-        @match &advice {
-            None => p { "Nothing has arrived yet." },
-            Some(Recommended { exports, concurrent, report, .. }) => {
-                @if let Some(concurrent) = concurrent { p role="status" { (settings(concurrent)) } }
-                @if exports.is_empty() {
-                    p { "Nothing to set for speed now." }
-                } @else {
-                    p { "For speed, for a shell:" }
-                    (setting_lines(exports))
-                }
-                details { summary { "Reasons, and why nothing else is advised" } (setting_lines(report)) }
-            },
-        }
+        (recommended::section(advice.as_ref(), &rubies, &|series| format!("{}&ruby={series}", wanted.query())))
         @if let Some(advice) = advice.as_ref().filter(|advice| !advice.history.is_empty()) {
             h2 { "What was advised, and its effect" }
             (history::timeline(&advice.history, now))

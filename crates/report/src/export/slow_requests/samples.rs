@@ -1,19 +1,19 @@
-//! Where a slow request was, by the samples of its thread: the lines with the most time on a CPU and, with `--wall`, off it.
+//! Where a slow request was, by the samples of its thread: the lines of the application (or, without any, of Ruby code) with the most time on a
+//! CPU and, with `--wall`, off it.
 
 use std::{collections::BTreeMap, io::Write};
 
 use super::{Pending, Recent, WIDTH};
 use crate::{
-    export::{
-        place::{clip, started_by},
-        text::duration,
-    },
+    export::{place::started_by_within, text::duration},
     model::stack::{Stack, StackSample, ThreadState},
     words::{percent, plural},
 };
 
 /// Maximum number of lines shown per request and state.
 const SHOWN: usize = 3;
+/// Columns before a line of code.
+const INDENT: usize = 14;
 
 /// A sample of a thread that served a request.
 pub(super) struct Sampled {
@@ -53,7 +53,8 @@ pub(super) fn write(
         let mut places: BTreeMap<String, u64> = BTreeMap::new();
         let (mut count, mut sum_ns) = (0, 0);
         for sample in samples.of(*pid).filter(of_it) {
-            let place = started_by(&sample.stack).unwrap_or_else(|| "(no Ruby frame)".to_owned());
+            let place = started_by_within(&sample.stack, WIDTH - INDENT);
+            let place = place.unwrap_or_else(|| "(no Ruby frame)".to_owned());
             *places.entry(place).or_default() += sample.ns;
             count += 1;
             sum_ns += sample.ns;
@@ -67,7 +68,7 @@ pub(super) fn write(
         for (place, place_ns) in places.iter().take(SHOWN) {
             let share = percent(*place_ns, *ns);
             writeln!(out, "    {} ({share}) in", duration(*place_ns))?;
-            writeln!(out, "{:14}{}", "", clip(place, WIDTH - 14))?;
+            writeln!(out, "{:INDENT$}{place}", "")?;
         }
         if let Some(more) = places.len().checked_sub(SHOWN).filter(|more| *more > 0) {
             writeln!(out, "    and {}", plural(more as u64, "other line"))?;

@@ -44,9 +44,9 @@ fn of_workers() -> Result<()> {
             ensure!(worker.extra["factor"] == "1.5", "{:?}", worker.extra);
             let known = early.then(|| json!({ "RUBY_GC_HEAP_GROWTH_FACTOR": "1.5" }));
             for pid in [pid, worker.pid] {
-                let line = report.processes.iter().find(|line| line.pid == pid).context("no process")?;
-                let env = line.env.clone().map(Value::Object);
-                ensure!(env == known, "{early}: {line:?}");
+                let process = report.processes.iter().find(|line| line.pid == pid).context("no process")?;
+                let env = process.env.clone().map(Value::Object);
+                ensure!(env == known, "{early}: {process:?}");
             }
             let services = report.summaries.iter().filter(|line| line["service"] == "shop").count();
             ensure!(services == if early { 2 } else { 0 }, "{early}: {:?}", report.summaries);
@@ -55,7 +55,7 @@ fn of_workers() -> Result<()> {
             ensure!(user["sets_environment_unknown"] == unknown, "{user:?}");
             ensure!(std::fs::read_dir(&sets)?.count() == written, "{early}");
             let told = "no sample sets of 2 processes (environment overwritten by a title, or gone)";
-            ensure!(finished.errors().contains(told) == !early, "{}", finished.errors());
+            ensure!(finished.errors().contains(told) != early, "{}", finished.errors());
             for set in Set::read_dir(&sets)? {
                 ensure!(set.env.get("RUBY_GC_HEAP_GROWTH_FACTOR") == Some(&json!("1.5")), "{:?}", set.env);
             }

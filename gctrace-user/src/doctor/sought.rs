@@ -58,7 +58,7 @@ mod tests {
             survey.misses.into_iter().map(|miss| miss.subject).collect::<Vec<_>>()
         };
         let sought = Subject::Sought("--unit a.service".to_owned());
-        assert_eq!(misses(false, 7), [sought.clone()]);
+        assert_eq!(misses(false, 7), std::slice::from_ref(&sought));
         assert_eq!(misses(true, 7), [Subject::Pid(7)]);
         assert_eq!(misses(true, 9), [Subject::Pid(9), sought]);
     }

@@ -144,7 +144,9 @@ impl Recording {
         for GivenUp { lasted_ns, kept } in given_up {
             self.unresolved += kept.len() as u64;
             let of = self.unknown(Some(lasted_ns));
-            kept.into_iter().for_each(|kept| self.add(kept, Some(of)));
+            for kept in kept {
+                self.add(kept, Some(of));
+            }
         }
     }
 

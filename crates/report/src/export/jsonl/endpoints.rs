@@ -10,7 +10,7 @@ const ENDPOINTS: usize = 100;
 
 /// Quantiles are at most 1 % too high; the maxima are exact. What is not known of any request is `None`.
 #[derive(Serialize)]
-pub(super) struct Endpoint {
+pub(super) struct Figures {
     endpoint: String,
     /// The code that handled them, if it was seen and is the same for all.
     handler: Option<String>,
@@ -53,13 +53,13 @@ impl Known {
 }
 
 /// The endpoints with the most time, and the number of others.
-pub(super) fn of(requests: &RequestSummary) -> (Vec<Endpoint>, usize) {
+pub(super) fn of(requests: &RequestSummary) -> (Vec<Figures>, usize) {
     let all = requests.by_time();
     let more = all.len().saturating_sub(ENDPOINTS);
-    (all.into_iter().take(ENDPOINTS).map(|(group, of)| Endpoint::of(group.title(false), of)).collect(), more)
+    (all.into_iter().take(ENDPOINTS).map(|(group, of)| Figures::of(group.title(false), of)).collect(), more)
 }
 
-impl Endpoint {
+impl Figures {
     fn of(endpoint: String, of: &GroupSummary) -> Self {
         let time = |quantile: f64| (of.times.count() > 0).then(|| of.times.quantile_ns(quantile));
         let queue = |ns: u64| (of.queues.count() > 0).then_some(ns);

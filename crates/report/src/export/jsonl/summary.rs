@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     super::summary::Done,
-    endpoints::{self, Endpoint},
+    endpoints::{self, Figures},
 };
 use crate::{
     aggregate::gc_summary::{Distribution, Notable, Rss},
@@ -47,7 +47,7 @@ pub(super) struct SummaryLine {
     gvl_wait_share: Option<f64>,
     lost: u64,
     /// Requests and jobs by endpoint, most time first, and the number of endpoints that are not listed.
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<Figures>,
     endpoints_more: usize,
 }
 

@@ -265,7 +265,7 @@ fn jobs() {
     let slow =
         Request { job: Some(job), queue_ns: None, first_byte_ns: None, ..request(5, 1000, 600, (0, 0)) };
     let text = text(&web(false), 500, &[Seen::Request(&slow)]);
-    assert!(text.contains("\n  queue low, job 9d\\n2f, enqueued 3.20s before\n"), "{text}");
+    assert!(text.contains("\n  queue low, job 9d\\u{a}2f, enqueued 3.20s before\n"), "{text}");
 }
 
 /// Samples of the request's thread show where it was, on a CPU and off it; those of other requests and of none do not count.

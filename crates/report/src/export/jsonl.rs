@@ -27,13 +27,15 @@ use crate::{
 };
 
 mod endpoints;
+mod frames;
 pub(super) mod gc;
 mod request;
 mod summary;
 
+use frames::frame_texts;
 use gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap};
 use request::{LoadLine, RequestLine};
-use summary::{SummaryLine, frame_texts};
+use summary::SummaryLine;
 
 /// Writes JSON lines.
 pub struct Jsonl<W: Write> {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::summary::frame_text;
+use super::frames::frame_text;
 use crate::aggregate::request_summary::{GroupSummary, Part, RequestSummary};
 
 /// Maximum number of endpoints per process: those with the most time.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{
     super::summary::Done,
     endpoints::{self, Figures},
+    frames::frame_text,
 };
 use crate::{
     aggregate::gc_summary::{Distribution, Notable, Rss},
@@ -161,17 +162,4 @@ impl SummaryLine {
             endpoints_more,
         }
     }
-}
-
-/// `Class#method file:line`.
-pub(super) fn frame_text(frame: &Frame) -> String {
-    match &frame.file {
-        Some(file) if frame.line != 0 => format!("{} {file}:{}", frame.name, frame.line),
-        Some(file) => format!("{} {file}", frame.name),
-        None => frame.name.to_string(),
-    }
-}
-
-pub(super) fn frame_texts(stack: &[Arc<Frame>]) -> Vec<String> {
-    stack.iter().map(|frame| frame_text(frame)).collect()
 }

@@ -507,10 +507,11 @@ fn later_signals() -> Result<()> {
     let _live = Live::beside_others()?;
     let ruby = ruby()?;
     let script = format!(
-        "trap '' HUP; trap 'exit 5' TERM; {ruby} -e 'GC.start; sleep 0.2; GC.start'; while :; do sleep 0.1; done"
+        "trap '' HUP; trap 'exit 5' TERM; echo trapped >&2; {ruby} -e 'GC.start; sleep 0.2; GC.start'; while :; do sleep 0.1; done"
     );
     let args = ["-q", "--duration", "1s", "--", "sh", "-c", &script];
     let mut gctrace = Invocation::new(args)?.start_ready()?;
+    gctrace.wait_error("trapped")?;
     gctrace.wait_error("waiting for the command")?;
     gctrace.signal(Signal::HUP)?;
     std::thread::sleep(Duration::from_secs(2));

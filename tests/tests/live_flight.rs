@@ -352,7 +352,7 @@ fn nothing_and_end() -> Result<()> {
 /// The triggers for the share of the GC, memory and requests write one file each, and `info` has the reason.
 #[test]
 fn other_triggers() -> Result<()> {
-    let live = Live::idle_beside_others()?;
+    let live = Live::beside_others()?;
     let program = busy(&Ruby::main()?, "$stdout.puts 'busy'; $stdout.flush; loop { GC.start; sleep 0.002 }")?;
     let puma = Puma::start(&live, "requests.ru", "0")?;
     let mut running = Vec::new();

@@ -61,11 +61,14 @@ fn subcommand_behind<'a>(command: &'a Command, words: &[OsString]) -> Option<&'a
         if let Some(sub) = command.find_subcommand(word).filter(|_| !is_value) {
             return Some(sub.get_name());
         }
-        is_value = command.get_arguments().any(|arg| {
+        let known = command.get_arguments().find(|arg| {
             let long = word.strip_prefix("--").is_some_and(|flag| arg.get_long() == Some(flag));
             let short = word.strip_prefix('-').is_some_and(|flag| arg.get_short() == flag.parse().ok());
-            (long || (short && arg.get_short().is_some())) && arg.get_action().takes_values()
+            long || (short && arg.get_short().is_some())
         });
+        // A flag that does not exist may have been meant to have a value.
+        let may_have_value = word.starts_with('-') && !word.contains('=');
+        is_value = known.map_or(may_have_value, |arg| arg.get_action().takes_values());
     }
     None
 }
@@ -126,6 +129,8 @@ mod tests {
         {
             assert!(!hint(words).contains("comes first"), "{words:?}");
         }
+        assert!(hint(&["gctrace", "--nme", "top"]).contains("'--name'"));
+        assert!(hint(&["gctrace", "--process", "report"]).contains("'--name'"));
         assert!(!hint(&["gctrace", "dump", "--nonsense", "top"]).contains("comes first"));
     }
 }

@@ -131,7 +131,14 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{aggregate::request_summary::By, cli::Subcommand, clock::WallClock, trace_file::Host};
+    use crate::{
+        aggregate::request_summary::By,
+        cli::{Subcommand, args::record::part, parse::Moment},
+        clock::WallClock,
+        trace_file::{Dump, Host},
+    };
+
+    const DAY_NS: u64 = 86_400_000_000_000;
 
     fn parsed(words: &[&str]) -> Subcommand {
         Args::try_parse_from([&["gctrace"], words].concat()).unwrap().subcommand.unwrap()
@@ -212,7 +219,13 @@ mod tests {
         };
         assert_eq!(from("14:00:41.979Z"), 50_441_979_000_000);
         assert_eq!(from("14:00:42Z"), 50_442_000_000_000);
-        assert_eq!(from("14:00:41Z"), 50_441_000_000_000 + 86_400_000_000_000);
+        assert_eq!(from("14:00:41Z"), 50_441_000_000_000 + DAY_NS);
+        // A dump has the last minutes of a run that may have begun days before.
+        let from_ns = begun.begun_ns + 2 * DAY_NS;
+        let of_dump = Dump { why: String::new(), at_ns: from_ns, from_ns, carried: 0, open: 0 };
+        let kept = Header { dump: Some(of_dump), ..begun };
+        let at = part(&kept, Some(Moment::OfDay(50_442_000_000_000)), None, &[]).unwrap().from_ns;
+        assert_eq!(at, Some(50_442_000_000_000 + 2 * DAY_NS));
         let bare = run(&[], &both).unwrap();
         assert!(!bare.reports.streams() && !bare.hottest && bare.gvl.is_some() && bare.notes.is_empty());
         let screen = bare.one_screen.unwrap();

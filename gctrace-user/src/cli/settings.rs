@@ -34,7 +34,7 @@ use crate::{
         fallback::{METHODS, Method, USDT_METHODS},
         plan::OptionalEvent,
     },
-    trace_file::Keep,
+    trace_file::{Keep, Trigger},
 };
 
 /// Default number of samples per second and CPU: not a multiple of the frequencies at which programs do periodic work.
@@ -479,7 +479,8 @@ impl Settings {
     pub fn has_files_at_end(&self) -> bool {
         let is_shown = self.top.is_some() || self.live.is_some();
         let has_some = self.csv.is_some() || self.stack_log.is_some() || !self.profiles.is_empty();
-        !is_shown && (has_some || self.tunemygc.is_some())
+        let is_dumped = self.keep.as_ref().is_some_and(|keep| keep.triggers.contains(&Trigger::End));
+        !is_shown && (has_some || is_dumped || self.tunemygc.is_some())
     }
 
     /// Whether there are outputs besides lines and summaries.

@@ -278,6 +278,9 @@ impl Wanted {
         if let Some(pid) = self.pid {
             query.extend(["&pid=", &pid.to_string()]);
         }
+        if let Some(ruby) = self.ruby {
+            query.extend(["&ruby=", &ruby.to_string()]);
+        }
         query
     }
 }
@@ -352,7 +355,9 @@ fn application(
         } @else {
             (charts(&taken, since, now))
         }
-        (recommended::section(advice.as_ref(), &rubies, &|series| format!("{}&ruby={series}", wanted.query())))
+        (recommended::section(advice.as_ref(), &rubies, &|series| {
+            Wanted { ruby: Some(series), ..wanted.clone() }.query()
+        }))
         @if let Some(advice) = advice.as_ref().filter(|advice| !advice.history.is_empty()) {
             h2 { "What was advised, and its effect" }
             (history::timeline(&advice.history, now))

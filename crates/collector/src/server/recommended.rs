@@ -64,7 +64,8 @@ pub(super) fn section(
             }
         }
         @match advice {
-            None => p { "Nothing has arrived yet." },
+            None if all.is_empty() => p { "Nothing has arrived yet." },
+            None => p { "Nothing has arrived for this Ruby." },
             Some(Recommended { exports, concurrent, report, .. }) => {
                 @if let Some(concurrent) = concurrent { p role="status" { (settings(concurrent)) } }
                 @for (strategy, lines) in exports {

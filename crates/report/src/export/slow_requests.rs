@@ -62,7 +62,8 @@ pub struct SlowRequests<W: Write> {
 /// The most recent items, and the latest start time of those that were dropped.
 struct Recent<T> {
     most: usize,
-    last: VecDeque<(u32, T)>,
+    /// Each with its pid, and the latest start time of those up to it.
+    last: VecDeque<(u32, u64, T)>,
     dropped_ns: u64,
 }
 
@@ -73,15 +74,22 @@ impl<T> Recent<T> {
 
     fn push(&mut self, pid: u32, one: T, begin_ns: impl Fn(&T) -> u64) {
         if self.last.len() >= self.most
-            && let Some((_, oldest)) = self.last.pop_front()
+            && let Some((_, _, oldest)) = self.last.pop_front()
         {
             self.dropped_ns = self.dropped_ns.max(begin_ns(&oldest));
         }
-        self.last.push_back((pid, one));
+        let latest_ns = self.last.back().map_or(0, |(_, latest_ns, _)| *latest_ns);
+        self.last.push_back((pid, latest_ns.max(begin_ns(&one)), one));
     }
 
     fn of(&self, pid: u32) -> impl Iterator<Item = &T> {
-        self.last.iter().filter(move |(of, _)| *of == pid).map(|(_, one)| one)
+        self.since(pid, 0)
+    }
+
+    /// Those of a process, without the first ones that all began earlier than this.
+    fn since(&self, pid: u32, begin_ns: u64) -> impl Iterator<Item = &T> {
+        let from = self.last.partition_point(|(_, latest_ns, _)| *latest_ns < begin_ns);
+        self.last.range(from..).filter(move |(of, ..)| *of == pid).map(|(.., one)| one)
     }
 }
 

@@ -46,13 +46,13 @@ pub(super) fn write(
     Pending { pid, request, ns, .. }: &Pending,
 ) -> std::io::Result<()> {
     if samples.dropped_ns >= request.begin_ns {
-        return writeln!(out, "  samples: not shown, too many to keep since it began");
+        return writeln!(out, "  samples: not shown: there were too many to keep since it began");
     }
     for (on_cpu, what) in [(true, "on a CPU"), (false, "off the CPU")] {
         let of_it = |sample: &&Sampled| sample.request == request.id && sample.on_cpu == on_cpu;
         let mut places: BTreeMap<String, u64> = BTreeMap::new();
         let (mut count, mut sum_ns) = (0, 0);
-        for sample in samples.of(*pid).filter(of_it) {
+        for sample in samples.since(*pid, request.begin_ns).filter(of_it) {
             let place = started_by_within(&sample.stack, WIDTH - INDENT);
             let place = place.unwrap_or_else(|| "(no Ruby frame)".to_owned());
             *places.entry(place).or_default() += sample.ns;

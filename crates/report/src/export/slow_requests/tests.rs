@@ -340,7 +340,7 @@ fn too_many_samples() {
     assert!(shown(&seen).contains("on a CPU: 1 sample of 1.00ms"));
     seen.push(Seen::Stack(&own));
     let text = shown(&seen);
-    assert!(text.contains("samples: not shown, too many") && !text.contains("on a CPU"), "{text}");
+    assert!(text.contains("samples: not shown: there were too many") && !text.contains("on a CPU"), "{text}");
 }
 
 /// Memory is bounded, and every slow request is reported once, with as much as fits a screen.

@@ -449,24 +449,17 @@ fn stays_locked() {
     use std::os::unix::fs::MetadataExt as _;
     let (_dir, path) = store();
     let _store = Sqlite::open(&path).unwrap();
-    let inode = fs::metadata(&path).unwrap().ino().to_string();
-    let pid = std::process::id().to_string();
-    let is_held = |locks: &str| {
-        locks.lines().any(|line| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            fields.get(4) == Some(&pid.as_str())
-                && fields.get(5).is_some_and(|file| file.rsplit(':').next() == Some(inode.as_str()))
-                // SQLite's SHARED lock.
-                && fields.get(6) == Some(&"1073741826")
-        })
-    };
+    let inode = fs::metadata(&path).unwrap().ino();
+    // The last one is that of SQLite's SHARED lock.
+    let ours = [u64::from(std::process::id()), inode, 1_073_741_826].map(|number| number.to_string());
     // The kernel lists locks in several reads: while other tests take and release theirs, a listing may lack one.
-    let mut locks = String::new();
     let held = (0..100).any(|_| {
-        locks = fs::read_to_string("/proc/locks").unwrap();
-        is_held(&locks)
+        fs::read_to_string("/proc/locks").unwrap().lines().any(|line| {
+            let fields = line.split_whitespace().skip(4).take(3).map(|field| field.rsplit(':').next());
+            fields.eq(ours.iter().map(|own| Some(own.as_str())))
+        })
     });
-    assert!(held, "{pid} has no lock on {inode}:\n{locks}");
+    assert!(held, "no lock of {ours:?}:\n{}", fs::read_to_string("/proc/locks").unwrap());
 }
 
 /// Tokens end permanently, whatever their number; parts are deleted with their application, and nothing else is.

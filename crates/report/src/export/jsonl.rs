@@ -32,7 +32,6 @@ pub(super) mod gc;
 mod request;
 mod summary;
 
-use frames::frame_texts;
 use gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap};
 use request::{LoadLine, RequestLine};
 use summary::SummaryLine;
@@ -279,9 +278,9 @@ impl<'a> Blocker<'a> {
             ran: blocker
                 .ran
                 .iter()
-                .map(|(samples, stack)| Ran { samples: *samples, stack: frame_texts(stack) })
+                .map(|(samples, stack)| Ran { samples: *samples, stack: frames::frame_texts(stack) })
                 .collect(),
-            until: blocker.until.as_deref().map(frame_texts),
+            until: blocker.until.as_deref().map(frames::frame_texts),
         }
     }
 }
@@ -502,7 +501,7 @@ impl<W: Write> Jsonl<W> {
             private_dirty_end: shares.map(|shares| shares.private_dirty),
             shares_ts: shares.and_then(|shares| shares.read_ns).map(|ns| self.clock.epoch_seconds(ns)),
             request: cycle.request,
-            stack: cycle.trigger.as_deref().map(frame_texts),
+            stack: cycle.trigger.as_deref().map(frames::frame_texts),
             lost: cycle.lost,
         })))
     }
@@ -544,7 +543,7 @@ impl<W: Write> Jsonl<W> {
             wait_ns: wait.ns,
             request: wait.request.filter(|id| *id != 0),
             blocked_by: wait.blocker.as_ref().map(Blocker::of),
-            stack: wait.stack.as_deref().map(frame_texts),
+            stack: wait.stack.as_deref().map(frames::frame_texts),
         }))
     }
 

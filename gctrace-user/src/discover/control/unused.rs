@@ -12,6 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::io::Errno;
+
 use super::{super::identity::ImageKey, Control, ProbedImage, Verdict, select::due};
 use crate::{bpf::AttachError, discover::mappings, host::proc_root};
 
@@ -41,6 +43,8 @@ struct Use {
     installed: bool,
     /// The earliest time to search the mappings of all processes for it.
     not_before: Option<Instant>,
+    /// Searches since it had a user that failed because some process could not be inspected.
+    failed: u32,
 }
 
 impl Use {
@@ -59,6 +63,12 @@ impl Use {
         let Some(since) = self.since else { return false };
         let waited = deleted || !self.installed && now.saturating_duration_since(since) >= wait;
         waited && self.not_before.is_none_or(|not_before| now >= not_before)
+    }
+
+    /// A search has failed: most often because of a process that was ending, seldom because of one that never can be inspected.
+    fn search_failed(&mut self, now: Instant) {
+        self.not_before = Some(now + LOOK.saturating_mul(2_u32.saturating_pow(self.failed)).min(UNUSED));
+        self.failed = self.failed.saturating_add(1);
     }
 }
 
@@ -93,7 +103,7 @@ impl Unused {
     /// Records that a process maps a probed file.
     pub(super) fn has_user(&mut self, probed: Probed, pid: u32) {
         let known = self.probed.entry(probed).or_default();
-        (known.user, known.checked, known.since) = (Some(pid), None, None);
+        *known = Use { user: Some(pid), installed: known.installed, ..Use::default() };
     }
 
     /// Forgets a file that is no longer probed.
@@ -198,7 +208,7 @@ impl Control {
         for probed in all {
             let Some(known) = self.unused.probed.get_mut(&probed) else { continue };
             match users {
-                None => known.not_before = Some(Instant::now() + UNUSED),
+                None => known.search_failed(Instant::now()),
                 Some(users) => match users.get(&probed) {
                     Some(&pid) => self.unused.has_user(probed, pid),
                     // It may have been used since the search.
@@ -325,9 +335,8 @@ pub(super) fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
         Err(_) if proc_root::is_gone(pid) => return Ok(Vec::new()),
         Err(error) => return Err(Unreadable { denied: mappings::is_denied(&error) }),
     };
-    // The first thread has ended while others may continue: then its maps are empty.
-    if mappings.is_empty() && !proc_root::is_single(pid) {
-        return Err(Unreadable { denied: true });
+    if mappings.is_empty() {
+        return without_memory(pid);
     }
     let mut keys = Vec::new();
     for mapping in mappings {
@@ -335,10 +344,19 @@ pub(super) fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
             Ok(key) => keys.push(key),
             // The mapping has been removed.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // The process is ending (`mm_access`, kernel/fork.c).
+            Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
+                return without_memory(pid);
+            }
             Err(error) => return Err(Unreadable { denied: error.kind() == ErrorKind::PermissionDenied }),
         }
     }
     Ok(keys)
+}
+
+/// The first thread of a process has ended: others may continue, with their memory.
+fn without_memory(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
+    if proc_root::is_single(pid) { Ok(Vec::new()) } else { Err(Unreadable { denied: true }) }
 }
 
 pub(super) fn is_any(mapped: &[ImageKey], keys: &[ImageKey]) -> bool {
@@ -347,6 +365,8 @@ pub(super) fn is_any(mapped: &[ImageKey], keys: &[ImageKey]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     /// A deleted file is retired at once, an installed one never, and others after a wait; a file with a user is not retired.
@@ -364,6 +384,43 @@ mod tests {
         let refused = Use { not_before: Some(at(400)), since: Some(begin), ..Use::default() };
         assert!(!refused.is_over(true, UNUSED, at(399)) && refused.is_over(true, UNUSED, at(400)));
         assert!(!Use { user: Some(1), ..Use::default() }.is_over(true, UNUSED, at(100_000)));
+    }
+
+    /// After a search that failed, the next one follows soon; if they continue to fail, less and less often.
+    #[test]
+    fn searches_that_fail() {
+        let begin = Instant::now();
+        let mut unused = Use { since: Some(begin), ..Use::default() };
+        for seconds in [5, 10, 20, 40, 80, 160, 300, 300] {
+            unused.search_failed(begin);
+            let before = begin + Duration::from_secs(seconds) - Duration::from_millis(1);
+            assert!(!unused.is_over(true, UNUSED, before));
+            assert!(unused.is_over(true, UNUSED, begin + Duration::from_secs(seconds)));
+        }
+    }
+
+    /// Processes that end while they are inspected do not make a search fail.
+    #[test]
+    fn processes_that_end() {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        std::process::Command::new("true").status().unwrap();
+                    }
+                });
+            }
+            let own = ImageKey::of(&std::env::current_exe().unwrap()).unwrap();
+            let files = vec![(Probed::Image(3), vec![own])];
+            let begin = Instant::now();
+            let mut failed = 0;
+            while begin.elapsed() < Duration::from_secs(2) {
+                failed += u32::from(users(&files, &[]).is_none());
+            }
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(failed, 0);
+        });
     }
 
     /// This test's own program is found in its process; another file is not, and a process that is gone has no files.

@@ -74,7 +74,7 @@ fn timeout_keeps_the_files() -> Result<()> {
         command.arg(seconds.to_string()).arg(gctrace_binary()?);
         command.args(["--pid", &ruby.pid().to_string(), "--quiet", "--flamegraph"]).arg(&svg);
         let finished = Guarded::start("timeout", &mut command)?.finish(PATIENCE)?;
-        if finished.errors().contains("gctrace: ready") {
+        if finished.errors().contains("gctrace: finishing…") {
             ensure!(is_svg(&svg)?, "after {kept} runs no file:\n{}", finished.errors());
             std::fs::remove_file(&svg)?;
             kept += 1;
@@ -126,8 +126,10 @@ fn interrupt_starts() -> Result<()> {
         gctrace.signal(signal)?;
         let finished = gctrace.wait()?;
         let took = signalled.elapsed();
-        if finished.errors().contains("gctrace: ready") {
-            // On a fast machine the start was already over.
+        if finished.errors().contains("gctrace: finishing…") {
+            // Tracing had already begun, which is before it is said that all is ready: it has the files of a whole run.
+            let all = recording.exists() && lines.exists() && is_svg(&svg)?;
+            ensure!(finished.status.success() && all, "{}:\n{}", finished.status, finished.errors());
             begin_anew()?;
             continue;
         }

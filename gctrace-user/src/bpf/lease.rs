@@ -6,7 +6,7 @@
 //! (a new file is renamed over the old one) are not affected.
 
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     io,
     os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     sync::{
@@ -123,9 +123,10 @@ impl Lease {
         state(&self.file).map_or(true, |now| now != *known)
     }
 
-    /// The device number of the file: on overlayfs, of the mount through which it was opened.
-    pub fn device(&self) -> Option<u64> {
-        self.file.metadata().ok().map(|file| file.dev())
+    /// The current metadata of the file. On overlayfs the device number is that of the mount through which it was opened, the change time that
+    /// of the layer's file.
+    pub fn metadata(&self) -> Option<Metadata> {
+        self.file.metadata().ok()
     }
 
     /// Whether the file was deleted.

@@ -1,7 +1,7 @@
 //! Processes: which of their mappings contain a Ruby, and whether it is traced.
 
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     io,
     os::unix::fs::{FileExt as _, MetadataExt as _},
     sync::Arc,
@@ -187,15 +187,20 @@ impl Control {
         if let Some((_, image)) = probed().find(|(other, _)| key.is_same_file(other)) {
             return Alias::Probed(Arc::clone(image));
         }
-        let device = std::fs::metadata(mapping.file(pid)).ok().map(|file| file.dev());
+        let file = std::fs::metadata(mapping.file(pid)).ok();
+        let changed = |file: &Metadata| (file.ctime(), file.ctime_nsec());
         let mut found = None;
         for (other, image) in probed() {
             match has_probes(pid, mapping, &image.probes) {
                 Some(true) => {
-                    // A container that changes its file gets a copy with the same inode number, and so with the same sites. Of those that
-                    // were opened in this mount it is the latest: the file in it does not become the original again.
+                    // A container that changes its file gets a copy with the same inode number, and so with the same sites, but with
+                    // another change time. Of those that were opened in this mount it is the latest: the file in it does not become the
+                    // original again.
                     let opened = self.images.opened_ns(image.index);
-                    let rank = (image.lease.device() == device, key.may_be(other), opened);
+                    let of = file.as_ref().zip(image.lease.metadata());
+                    let same =
+                        of.map(|(file, its)| (changed(file) == changed(&its), file.dev() == its.dev()));
+                    let rank = (same, key.may_be(other), opened);
                     if found.as_ref().is_none_or(|(best, _)| *best < rank) {
                         found = Some((rank, image));
                     }

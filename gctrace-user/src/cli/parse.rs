@@ -237,9 +237,19 @@ pub(super) fn recorded(text: &str) -> Result<u64, String> {
 }
 
 fn size(text: &str) -> Option<u64> {
-    let units = [("GiB", 30), ("G", 30), ("MiB", 20), ("M", 20), ("KiB", 10), ("K", 10)];
-    let sized = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?.trim_end(), bits)));
-    sized.and_then(|(number, bits)| number.parse::<u64>().ok()?.checked_mul(1 << bits))
+    let units = [
+        ("GiB", 1 << 30),
+        ("G", 1 << 30),
+        ("MiB", 1 << 20),
+        ("M", 1 << 20),
+        ("KiB", 1 << 10),
+        ("K", 1 << 10),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("kB", 1000),
+    ];
+    let sized = units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?.trim_end(), factor)));
+    sized.and_then(|(number, factor)| number.parse::<u64>().ok()?.checked_mul(*factor))
 }
 
 /// Parses the path of a recording that is written beside other outputs; `-` is refused.
@@ -419,7 +429,8 @@ mod tests {
             assert!(ring(wrong).is_err(), "{wrong}");
         }
         assert_eq!((kept("4MiB"), kept("2 G"), kept("64GiB")), (Ok(4 << 20), Ok(2 << 30), Ok(64 << 30)));
-        for wrong in ["", "64", "3MiB", "65GiB", "-1G", "1.5GiB", "99999999999999G", "64KiB"] {
+        assert_eq!((kept("500 MB"), kept("1GB")), (Ok(500_000_000), Ok(1_000_000_000)));
+        for wrong in ["", "64", "3MiB", "4MB", "65GiB", "-1G", "1.5GiB", "99999999999999G", "64KiB"] {
             assert!(kept(wrong).is_err(), "{wrong}");
         }
         assert_eq!((rate("99"), rate("999Hz")), (Ok(99), Ok(999)));

@@ -10,6 +10,8 @@ Report.run do |_extra|
   sleep 0.5
   thread = Thread.new { forever }
   sleep 0.01 until thread.status == "sleep"
+  # Until it is off its CPU.
+  sleep 0.2
   $stdout.puts "asleep"
   $stdout.flush
   $stdin.gets

@@ -97,6 +97,28 @@ impl Guarded {
         found.map_err(|why| self.complaint(&format!("{what} on standard error: {why}")))
     }
 
+    /// Waits for this many lines of standard output that satisfy `wanted`.
+    pub fn wait_stdout_count(
+        &self,
+        patience: Duration,
+        count: usize,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<()> {
+        let found = self.stdout.wait_count(patience, count, wanted);
+        found.map_err(|why| anyhow!("standard output of {}: {why}", self.name))
+    }
+
+    /// Likewise, of standard error.
+    pub fn wait_stderr_count(
+        &self,
+        patience: Duration,
+        count: usize,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<()> {
+        let found = self.stderr.wait_count(patience, count, wanted);
+        found.map_err(|why| anyhow!("standard error of {}: {why}", self.name))
+    }
+
     /// The lines of standard output so far.
     pub fn stdout_so_far(&self) -> Vec<String> {
         self.stdout.snapshot()
@@ -217,6 +239,30 @@ impl Lines {
             })
         });
         Self { shared, thread }
+    }
+
+    /// Waits for this many lines. It copies none: whoever writes them must not wait for that.
+    fn wait_count(
+        &self,
+        patience: Duration,
+        count: usize,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<(), String> {
+        let deadline = Instant::now() + scaled(patience);
+        let (mut seen, mut there) = (0, 0);
+        let mut state = lock(&self.shared.0);
+        loop {
+            there += state.lines[seen..].iter().filter(|line| wanted(line)).count();
+            if there >= count {
+                return Ok(());
+            }
+            seen = state.lines.len();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.closed || left.is_zero() {
+                return Err(format!("{there} of {count} lines came"));
+            }
+            state = self.shared.1.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     fn snapshot(&self) -> Vec<String> {

@@ -79,8 +79,13 @@ impl Comparison {
 /// The lines of the log's process within the time of the log. If a pid was reused, this selects the right process.
 fn in_time<'a>(lines: &[&'a GcLine], log: &Log) -> Vec<&'a GcLine> {
     let (from, to) = (log.begin_ns as i64 - SAME_MOMENT_NS, log.end_ns as i64 + SAME_MOMENT_NS);
-    let falls = |line: &&GcLine| line.pid == log.pid && (from..=to).contains(&monotonic_ns(line, log));
+    let falls = |line: &&GcLine| line.pid == log.pid && (from..=to).contains(&began_ns(line, log));
     lines.iter().copied().filter(falls).collect()
+}
+
+/// The begin of the pause in which a cycle starts: on the clock of the log, however the clock of the day was set between both programs.
+fn began_ns(line: &GcLine, log: &Log) -> i64 {
+    line.pauses.first().map_or_else(|| monotonic_ns(line, log), |pause| pause.begin_ns as i64)
 }
 
 /// The time of `GC_START` on the witness's clock.

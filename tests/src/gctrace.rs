@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
@@ -109,6 +109,11 @@ impl Gctrace {
         self.process.wait_stderr(PATIENCE, part, |line| line.contains(part))
     }
 
+    /// Waits for this many lines of standard error that contain `part`.
+    pub fn wait_errors(&self, part: &str, count: usize) -> Result<()> {
+        self.process.wait_stderr_count(PATIENCE, count, |line| line.contains(part))
+    }
+
     /// Waits until the requests of this process are traced. It must have been started with [`Invocation::informing`].
     pub fn wait_server(&mut self, pid: u32) -> Result<()> {
         self.wait_error(&format!("pid {pid} is traced as a server from now on")).map(drop)
@@ -117,6 +122,11 @@ impl Gctrace {
     /// Like [`Self::wait_server`], for a Puma that listens on a Unix socket.
     pub fn wait_unix_server(&mut self, pid: u32) -> Result<()> {
         self.wait_error(&format!("pid {pid} is traced on its Unix sockets from now on")).map(drop)
+    }
+
+    /// Writes a line to its standard input, which a command shares.
+    pub fn say(&mut self, line: &str) -> Result<()> {
+        self.process.say(line)
     }
 
     /// Sends it a signal.
@@ -152,27 +162,13 @@ impl Gctrace {
 
     /// Waits until this many requests are reported. A thread finishes a request only after its client has received the response.
     pub fn wait_requests(&self, count: usize) -> Result<()> {
-        let since = Instant::now();
-        loop {
-            let lines = self.stdout_so_far();
-            let there = lines.iter().filter(|line| line.starts_with(r#"{"type":"request""#)).count();
-            if there >= count {
-                return Ok(());
-            }
-            ensure!(since.elapsed() < PATIENCE, "{there} of {count} requests");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        self.process.wait_stdout_count(PATIENCE, count, |line| line.starts_with(r#"{"type":"request""#))
     }
 
     /// Waits until it has printed a request whose line contains `part`.
     pub fn wait_request(&self, part: &str) -> Result<()> {
-        let since = Instant::now();
-        let is_it = |line: &String| line.starts_with(r#"{"type":"request""#) && line.contains(part);
-        while !self.stdout_so_far().iter().any(is_it) {
-            ensure!(since.elapsed() < PATIENCE, "no request {part}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        let is_it = |line: &str| line.starts_with(r#"{"type":"request""#) && line.contains(part);
+        self.process.wait_stdout_count(PATIENCE, 1, is_it).with_context(|| format!("no request {part}"))
     }
 
     /// Interrupts it as Ctrl-C does and returns its jsonl output. Its ledger must balance and its status must be 0.

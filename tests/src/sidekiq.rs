@@ -171,7 +171,9 @@ impl Sidekiq {
     /// What its jobs logged, by job id. A job that failed may have run again.
     pub fn truths(&self) -> Result<HashMap<String, Vec<Truth>>> {
         let mut truths: HashMap<String, Vec<Truth>> = HashMap::new();
-        for line in fs::read_to_string(&self.truth).unwrap_or_default().lines() {
+        let text = fs::read_to_string(&self.truth).unwrap_or_default();
+        // The last line may be being written.
+        for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             let words: Vec<&str> = line.split(' ').collect();
             let [jid, class, tid, begin_ns, end_ns, before, after, trace] = words[..] else {
                 anyhow::bail!("line {line}")

@@ -86,7 +86,16 @@ fn bodies() -> Result<()> {
             threads.push(scope.spawn(move || {
                 for (name, body, gzip, code) in cases {
                     let encoding = [("Content-Encoding", if *gzip { "gzip" } else { "identity" })];
-                    let answer = collector.send_bytes(body, &encoding).with_context(|| (*name).to_owned())?;
+                    let begun = Instant::now();
+                    let answer = loop {
+                        let answer =
+                            collector.send_bytes(body, &encoding).with_context(|| (*name).to_owned())?;
+                        // The other thread's body takes all memory for so long on a busy machine. Agents send again, too.
+                        let busy = answer.code == 500 && answer.text().contains("too many large payloads");
+                        if !busy || begun.elapsed() > PATIENCE {
+                            break answer;
+                        }
+                    };
                     ensure!(answer.code == *code, "{name}: {} {}", answer.code, answer.text());
                     let between = collector.send(&example(token, 1000 + round)?.to_string())?;
                     ensure!(between.code == 200, "a good set after {name}: {between:?}");
@@ -260,10 +269,13 @@ fn large_and_slow() -> Result<()> {
             )?;
             let blanks = vec![b' '; 1 << 20];
             stream.set_write_timeout(Some(Duration::from_millis(500)))?;
-            let mut sent = 0;
+            let (mut sent, begun) = (0, Instant::now());
             while sent < SENT {
                 match stream.write(&blanks) {
                     Ok(written) => sent += written,
+                    // The collector has lost its CPU.
+                    Err(error)
+                        if n == 4 && error.kind() == ErrorKind::WouldBlock && begun.elapsed() < PATIENCE => {}
                     // By now, clients with the token are waiting for memory, and those without it may have received their answer.
                     Err(_) => break,
                 }
@@ -285,7 +297,8 @@ fn large_and_slow() -> Result<()> {
             ensure!(n >= 4 || answer.is_empty() || answer.contains(" 404 "), "{n}: {answer:?}");
             // The first client got memory and then sent nothing; no memory was left for the other clients.
             let reason = if n == 4 { "did not arrive in time" } else { "too many large payloads" };
-            ensure!(n < 4 || (answer.contains(" 500 ") && answer.contains(reason)), "{n}: {answer:?}");
+            // That memory is free again after ten to twenty seconds.
+            ensure_times!(n < 4 || (answer.contains(" 500 ") && answer.contains(reason)), "{n}: {answer:?}");
         }
         ensure!(collector.metric(SLOW)? == 4, "not all are counted");
         ensure!(collector.peak_memory()? < MEMORY, "{} bytes", collector.peak_memory()?);
@@ -404,13 +417,17 @@ fn slow_within_the_rules() -> Result<()> {
             Ok::<_, anyhow::Error>((p99, slow.collect::<Result<Vec<_>>>()?))
         })?;
         let Slow { sent, after, answer } = &slow[0];
-        ensure!(answer.contains(" 200 ") && *sent == body.len(), "{sent} bytes: {answer:?}");
+        // At this rate it may lose its CPU for 0.7 s in ten seconds.
+        ensure_times!(answer.contains(" 200 ") && *sent == body.len(), "{sent} bytes: {answer:?}");
         ensure!(*after > Duration::from_secs(30), "it was so slow only for {after:?}");
         for Slow { sent, after, answer } in &slow[1..] {
-            ensure!(answer.contains(" 500 ") && answer.contains("too many large payloads"), "{answer:?}");
+            ensure_times!(
+                answer.contains(" 500 ") && answer.contains("too many large payloads"),
+                "{answer:?}"
+            );
             let seconds = after.as_secs_f64();
             ensure_times!((14.5..20.0).contains(&seconds), "after {seconds} s: {answer:?}");
-            ensure!(*sent < SENT, "{sent} bytes were taken");
+            ensure_times!(*sent < SENT, "{sent} bytes were taken");
         }
         ensure!(collector.metric(SLOW)? == 3, "not all are counted");
         ensure_times!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
@@ -436,7 +453,7 @@ fn one_address() -> Result<()> {
     drop(open);
     let begun = Instant::now();
     while collector.get("/healthz").is_err() {
-        ensure!(begun.elapsed() < Duration::from_secs(10), "places are not given back");
+        ensure!(begun.elapsed() < PATIENCE, "places are not given back");
         std::thread::sleep(Duration::from_millis(20));
     }
     ensure!(collector.metric("gctrace_collector_refused_connections_total")? >= 1);

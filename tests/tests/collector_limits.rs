@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::PATIENCE;
 use gctrace_tests::child::Guarded;
 use gctrace_tests::collector::{Collector, Cycle, apps, cycles, each_store, example, set};
 use gctrace_tests::http;
@@ -112,7 +113,7 @@ fn quotas_and_ages() -> Result<()> {
         let collector = Collector::with_store("127.0.0.1:0", &store, &["--keep", "12h"])?;
         let begun = Instant::now();
         while collector.metric("gctrace_collector_expired_sets_total")? != 1 {
-            ensure!(begun.elapsed() < Duration::from_secs(20), "the old set is kept");
+            ensure!(begun.elapsed() < PATIENCE, "the old set is kept");
             std::thread::sleep(Duration::from_millis(50));
         }
         ensure!(collector.metric("gctrace_collector_stored_sets")? == 1);
@@ -336,9 +337,7 @@ fn packaging() -> Result<()> {
         }
         let mut process =
             Guarded::start("collector", std::process::Command::new(gctrace_binary()?).args(&words))?;
-        process.wait_stderr(gctrace_tests::PATIENCE, "its address", |line| {
-            line.contains("collector listens on")
-        })?;
+        process.wait_stderr(PATIENCE, "its address", |line| line.contains("collector listens on"))?;
     }
     Ok(())
 }

@@ -106,10 +106,11 @@ impl Server {
     fn send(&self, text: &str) -> Result<()> {
         let mut stream = self.connect()?;
         stream.write_all(text.as_bytes())?;
-        stream.shutdown(std::net::Shutdown::Write)?;
         // A server that refuses a request may close the connection before it has read everything.
-        if let Err(error) = stream.read_to_end(&mut Vec::new()) {
-            ensure!(error.kind() == std::io::ErrorKind::ConnectionReset, "{error}");
+        let over = [std::io::ErrorKind::ConnectionReset, std::io::ErrorKind::NotConnected];
+        let shut = stream.shutdown(std::net::Shutdown::Write);
+        if let Err(error) = shut.and_then(|()| stream.read_to_end(&mut Vec::new())) {
+            ensure!(over.contains(&error.kind()), "{error}");
         }
         Ok(())
     }

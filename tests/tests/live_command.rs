@@ -2,13 +2,14 @@
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::{Finished, Guarded};
-use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
@@ -140,7 +141,12 @@ fn output_grows() -> Result<()> {
     let live = Live::beside_others()?;
     let path = live.path("lines.jsonl");
     let script = "loop { GC.start; sleep 0.05 }";
-    let gctrace = on(&["--format", "jsonl", "--output", &path.to_string_lossy()], script)?.start()?;
+    let gctrace = on(&["--format", "jsonl", "--output", &path.to_string_lossy()], script)?;
+    // In the foreground of a terminal, gctrace leaves it to the terminal to interrupt the command.
+    let in_background = |command: &mut Command| {
+        command.process_group(0);
+    };
+    let gctrace = gctrace.with(in_background).start()?;
     let since = std::time::Instant::now();
     while !std::fs::read_to_string(&path).unwrap_or_default().contains(r#""type":"gc""#) {
         ensure!(since.elapsed() < PATIENCE, "no cycle in the file");
@@ -364,6 +370,17 @@ fn before(report: &Report, pid: u32) -> Result<(u64, Option<u64>, Option<u64>)> 
     Ok((first, exit.cycles_before, exit.cycles_missed))
 }
 
+/// Lets a command that reads a line continue until it has said something, and returns that. gctrace is stopped meanwhile, so it has not probed
+/// its Ruby by then.
+fn while_stopped(gctrace: &mut Gctrace, said: &str) -> Result<String> {
+    gctrace.wait_error("waits")?;
+    gctrace.signal(Signal::STOP)?;
+    gctrace.say("go")?;
+    let said = gctrace.wait_error(said)?;
+    gctrace.signal(Signal::CONT)?;
+    Ok(said)
+}
+
 /// A Ruby that could not be found in advance is probed while it runs. The cycles until then are counted as missed and as cycles before the first.
 #[test]
 fn missed_cycles_are_counted() -> Result<()> {
@@ -376,11 +393,13 @@ fn missed_cycles_are_counted() -> Result<()> {
          warn \"collected #{{GC.count}}\"",
         flag.display().to_string()
     );
-    let hidden = "root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by -e \"$2\"";
+    let hidden =
+        "echo waits >&2; read go; root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by -e \"$2\"";
     // The shell assembles the path of the Ruby.
     let args = ["--no-cache", "--", "sh", "-c", hidden, "sh", &root, &collect];
-    let mut gctrace = Invocation::jsonl(args)?.start()?;
-    let pid: u32 = gctrace.wait_error("pid ")?.trim_start_matches("pid ").parse()?;
+    let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
+    let said = while_stopped(&mut gctrace, "pid ")?;
+    let pid: u32 = said.trim_start_matches("pid ").parse()?;
     gctrace.wait_line("process", pid)?;
     std::fs::write(&flag, "")?;
     let (report, finished) = gctrace.done()?;
@@ -448,15 +467,14 @@ fn children_of_unseen_parents() -> Result<()> {
         "(sleep 0.01; Array.new(1000) {{ +'' }}) until File.exist?({:?})",
         flag.display().to_string()
     );
-    // Without gems, it has forked long before its image is probed.
     let program = format!(
         "3.times {{ GC.start }}; child = fork {{ {wait}; 5.times {{ GC.start }} }}; \
          warn \"pids #{{$$}} #{{child}}\"; Process.wait(child); warn \"collected #{{GC.count}}\""
     );
-    let hidden = "root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by --disable-gems -e \"$2\"";
+    let hidden = "echo waits >&2; read go; root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by --disable-gems -e \"$2\"";
     let args = ["--no-cache", "--", "sh", "-c", hidden, "sh", &root, &program];
-    let mut gctrace = Invocation::jsonl(args)?.start()?;
-    let pids = gctrace.wait_error("pids ")?;
+    let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
+    let pids = while_stopped(&mut gctrace, "pids ")?;
     let mut pids = pids.trim_start_matches("pids ").split(' ').map(str::parse);
     let parent: u32 = pids.next().context("no pid")??;
     let child: u32 = pids.next().context("no child")??;

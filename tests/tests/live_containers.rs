@@ -383,12 +383,13 @@ fn cgroup_to_come() -> Result<()> {
     };
     let mut program = SteppedRuby::start()?;
     let pid = program.process.pid();
-    let gctrace = Invocation::jsonl(["--cgroup".as_ref(), path.as_os_str()])?.start_ready()?;
+    let mut gctrace =
+        Invocation::jsonl(["--cgroup".as_ref(), path.as_os_str()])?.informing().start_ready()?;
     program.collect(3)?;
     let cgroup = Cgroup::new(None, "later")?;
     cgroup.take(pid)?;
     // New cgroups are noticed with a delay, not at once.
-    std::thread::sleep(Duration::from_secs(1));
+    gctrace.wait_error("-later is selected")?;
     let expected = program.collect(4)?;
     drop(program);
     let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
@@ -465,10 +466,11 @@ fn hostile_cgroups() -> Result<()> {
             nest("make", &deep)?;
         }
         let args = ["--unit", "gctrace-hostile.service", "--cgroup", &selected.path().to_string_lossy()];
-        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
         if !before {
             nest("make", &deep)?;
-            std::thread::sleep(Duration::from_secs(1));
+            gctrace.wait_error("levels deep")?;
+            gctrace.wait_error("File name too long")?;
         }
         let expected = program.collect(3)?;
         let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;

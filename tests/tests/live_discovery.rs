@@ -1,6 +1,7 @@
 //! Which processes are traced, and from when on.
 
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
@@ -9,8 +10,9 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Report as ScriptReport, Script};
+use gctrace_tests::timing::settled;
 use gctrace_tests::witness::{Kind, Log};
-use gctrace_tests::{PATIENCE, compare, ledger, tunemygc};
+use gctrace_tests::{PATIENCE, compare, ensure_times, ledger, tunemygc};
 
 /// Checks that all cycles of the process during the script's work are reported, and equal to the witness's if there was one.
 fn all_counted(report: &Report, script: &ScriptReport, log: Option<&Log>) -> Result<()> {
@@ -172,11 +174,16 @@ fn attached_to_busy_programs() -> Result<()> {
 /// The `process` line describes the process.
 #[test]
 fn process_lines_describe_the_process() -> Result<()> {
+    settled(a_process_line)
+}
+
+fn a_process_line() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
+    let now = || std::time::UNIX_EPOCH.elapsed().map(|epoch| epoch.as_secs_f64());
+    let (begun, started) = (Instant::now(), now()?);
     let gctrace = Gctrace::all_ruby(&live)?;
     let script = Script::unwitnessed(&live, &ruby, "explicit.rb")?;
-    let now = || std::time::UNIX_EPOCH.elapsed().map(|epoch| epoch.as_secs_f64());
     let before = now()?;
     let mut script =
         script.env("RUBY_GC_HEAP_GROWTH_FACTOR", "1.5").env("RUBY_GC_TOKEN", "s3cr3t").waiting().start()?;
@@ -200,6 +207,8 @@ fn process_lines_describe_the_process() -> Result<()> {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
     assert_eq!(process.hostname.as_deref(), Some(hostname.trim()));
     let start = process.start_ts.context("no start_ts")?;
+    let set = now()? - started - begun.elapsed().as_secs_f64();
+    ensure_times!(set.abs() < 0.005, "the clock was set by {set} s meanwhile");
     // The kernel keeps start times in ticks of 10 ms, rounded down.
     assert!(
         (before - 0.02..=after + 0.01).contains(&start),

@@ -227,9 +227,9 @@ fn asked_for_nothing() -> Result<()> {
     let args =
         ["--pid".into(), program.pid().to_string().into(), "--csv".into(), csv.clone().into_os_string()];
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
-    for _ in 0..2 {
+    for said in 1..=2 {
         gctrace.signal(Signal::USR2)?;
-        std::thread::sleep(Duration::from_millis(200));
+        gctrace.wait_errors("SIGUSR2: this run keeps nothing", said)?;
     }
     let before = gctrace.stdout_so_far().len();
     told(&gctrace, before + 5, CYCLE)?;

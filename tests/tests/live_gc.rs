@@ -10,7 +10,7 @@ use gctrace_tests::script::{Done, Script};
 use gctrace_tests::witness::Event;
 use gctrace_tests::{PATIENCE, compare, ensure_times, ledger};
 use serde_json::Value;
-use std::{ffi::OsString, process::Command};
+use std::{ffi::OsString, process::Command, time::Duration};
 
 /// The lines of one process.
 fn lines(report: &Report, pid: u32) -> Vec<&GcLine> {
@@ -311,9 +311,10 @@ fn ractors_that_lose_counts() -> Result<()> {
     const ALLOCATE: &str = r#"
 Warning[:experimental] = false
 finish = Process.clock_gettime(Process::CLOCK_MONOTONIC) + Float(ARGV[0])
+over = ARGV[1].to_s.freeze
 ractors = 4.times.map do
-  Ractor.new(finish) do |finish|
-    100.times { Array.new(100) { "x" * 50 } } while Process.clock_gettime(Process::CLOCK_MONOTONIC) < finish
+  Ractor.new(finish, over) do |finish, over|
+    100.times { Array.new(100) { "x" * 50 } } until Process.clock_gettime(Process::CLOCK_MONOTONIC) > finish || File.exist?(over)
   end
 end
 $stderr.sync = true
@@ -321,14 +322,18 @@ warn "begun"
 ractors.each { |ractor| ractor.respond_to?(:value) ? ractor.value : ractor.take }
 warn "count #{GC.count}"
 "#;
-    let _live = Live::beside_others()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         if !ruby.is_at_least(3, 0) {
             return Ok(());
         }
+        let over = live.path(&format!("over{}", ruby.label()));
+        // Left by an earlier attempt.
+        let _is_absent = std::fs::remove_file(&over);
         let program = |seconds: &str| -> Result<Vec<OsString>> {
             let mut argv: Vec<OsString> = ruby.argv()?;
             argv.extend(["-e", ALLOCATE, seconds].map(OsString::from));
+            argv.push(over.clone().into_os_string());
             Ok(argv)
         };
         let count = |lines: &[String]| -> Result<u64> {
@@ -358,11 +363,15 @@ warn "count #{GC.count}"
         let finished = Invocation::jsonl(args)?.run()?;
         let report = Report::parse(&finished.stdout)?;
         seen(&report, None, count(&finished.stderr)?, &finished.errors())?;
-        let command = program("4")?;
+        // Until gctrace has seen some of it.
+        let command = program("120")?;
         let mut child = Guarded::start("ractors", Command::new(&command[0]).args(&command[1..]))?;
         child.wait_stderr(PATIENCE, "begun", |line| line == "begun")?;
         let pid = child.pid();
-        let (report, finished) = Invocation::jsonl(["--pid", &pid.to_string()])?.start_ready()?.done()?;
+        let gctrace = Invocation::jsonl(["--pid", &pid.to_string()])?.start_ready()?;
+        std::thread::sleep(Duration::from_millis(1500));
+        std::fs::write(&over, "")?;
+        let (report, finished) = gctrace.done()?;
         seen(&report, Some(pid), count(&child.finish(PATIENCE)?.stderr)?, &finished.errors())
     })
 }

@@ -52,7 +52,7 @@ fn of_threads_that_stay() -> Result<()> {
     Ruby::two_of(vec![last], |ruby| {
         let report = late_threads_are_there(ruby, STAYING)?;
         let full = &report.ledger.as_ref().context("a ledger")?.kernel["gvl_edges_full"];
-        ensure!(full == 0, "{full} pairs had no room");
+        ensure_times!(full == 0, "{full} pairs had no room");
         Ok(())
     })
 }
@@ -64,7 +64,7 @@ fn late_threads_are_there(ruby: &Ruby, program: &str) -> Result<Report> {
     args.extend(["-e".into(), program.into()]);
     let report = read(&Invocation::new(args)?.run()?)?;
     let process = report.gvl_processes.first().context("no process")?;
-    ensure!(process.blocked.len() > 1000, "only {} pairs", process.blocked.len());
+    ensure_times!(process.blocked.len() > 1000, "only {} pairs", process.blocked.len());
     let known_ns: u64 = process.blocked.iter().map(|pair| pair.wait_ns).sum();
     ensure!(known_ns <= process.wait_ns, "{known_ns} of {} ns", process.wait_ns);
     for (waiter, holder) in [("late0", "late1"), ("late1", "late0")] {

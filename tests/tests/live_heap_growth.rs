@@ -83,7 +83,7 @@ const CENSUSES: u64 = 8;
 /// to be read in time, the program is watched again for twice the time.
 pub(super) fn leaks(live: &Live, pid: u32) -> Result<(Value, Vec<Value>)> {
     let mut seen = Vec::new();
-    for time in ["4s", "8s", "16s"] {
+    for time in ["4s", "8s", "16s", "40s"] {
         let (head, found) = leaks_in(live, pid, time, &[])?;
         let read = found.iter().take(5).all(|line| line["end"].is_string() && line["end"] != "unread");
         if head["censuses"].as_u64().is_some_and(|censuses| censuses >= CENSUSES) && read {
@@ -369,7 +369,11 @@ fn memory_outside(live: &Live, ruby: &Ruby) -> Result<()> {
     script.wait_for("ready")?;
     let (head, found) = leaks(live, script.pid())?;
     let (pid, cache) = (script.pid().to_string(), live.path("cache").to_string_lossy().into_owned());
-    let args = ["malloc", "--pid", &pid, "--duration", "2s", "--format", "jsonl", "--cache-dir", &cache];
+    // At the pace at which it was watched, some rounds of the program.
+    let pace =
+        head["seconds"].as_f64().zip(head["censuses"].as_f64()).map(|(seconds, count)| seconds / count);
+    let time = format!("{:.0}s", (pace.context("no pace")? * 3.0).ceil().max(2.0));
+    let args = ["malloc", "--pid", &pid, "--duration", &time, "--format", "jsonl", "--cache-dir", &cache];
     let counted = Invocation::new(args)?.run()?;
     script.say("end")?;
     script.finish()?;

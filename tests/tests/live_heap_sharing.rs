@@ -172,12 +172,14 @@ fn account_of_workers() -> Result<()> {
         let mut script = forked(&live, ruby)?;
         let pid = script.pid().to_string();
         let args = ["--pid", &pid, "--memory-account", "--quiet"];
-        let gctrace = Invocation::new(args)?.start_ready()?;
+        let mut gctrace = Invocation::new(args)?.informing().start_ready()?;
         script.say("fork")?;
         script.wait_for("forked")?;
         let workers = workers(&script)?;
-        // Their pages are read soon after their forks; nothing reports when.
-        sleep(Duration::from_secs(3));
+        // Their pages are read soon after their forks.
+        for worker in &workers[..2] {
+            gctrace.wait_error(&format!("pid {worker}: what it shares has been read"))?;
+        }
         script.say("write")?;
         script.wait_for("written")?;
         let text = gctrace.interrupt()?.stdout.join("\n");

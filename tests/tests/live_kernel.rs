@@ -164,9 +164,10 @@ fn links_have_many_probes() -> Result<()> {
     let ruby = Ruby::main()?;
     let release = kernel()?;
     let can = release >= (6, 11);
+    let mut idle = Script::unwitnessed(&live, &ruby, "idle.rb")?.start()?;
+    idle.wait_for("idle")?;
     for (args, expected) in [(vec!["--all-ruby"], can), (vec!["--all-ruby", "--without-multi"], false)] {
         let gctrace = Invocation::jsonl(args)?.start_ready()?;
-        // Images in the usual places are probed before any process runs them.
         let links = links_of_many(gctrace.pid())?;
         ensure!((links > 0) == expected, "{links} links of many on {release:?}");
         let done = Script::new(&live, &ruby, "explicit.rb")?.run()?;

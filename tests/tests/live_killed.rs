@@ -237,10 +237,17 @@ fn within(number: u64, list: &[u64]) -> bool {
 /// While a collector does not answer, sets that end wait behind the one that is being sent. They are on disk, too.
 #[test]
 fn sets_that_wait_for_a_silent_collector() -> Result<()> {
+    settled(wait_for_a_silent_collector)
+}
+
+fn wait_for_a_silent_collector() -> Result<()> {
+    /// After that time the running program has a draft, too, and the set that is being sent is given up.
+    const UNTIL: Duration = Duration::from_secs(25);
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let address = silent.local_addr()?;
+    let begun = Instant::now();
     let mut gctrace = start(sending(&live, address, &["--all-ruby"]))?;
     let first = Script::new(&live, &ruby, "explicit.rb")?.run()?;
     // Its set is being sent now, and is never answered.
@@ -254,6 +261,7 @@ fn sets_that_wait_for_a_silent_collector() -> Result<()> {
     let program = steady(&live, &ruby)?;
     gctrace.wait_line("gc", program.pid())?;
     gctrace.kill()?;
+    ensure_times!(begun.elapsed() < UNTIL, "{:?} until it was killed", begun.elapsed());
     drop((connection, silent));
     let there = spooled(&live)?;
     let of = |extension| there.iter().filter(|path| has_extension(path, extension)).count();

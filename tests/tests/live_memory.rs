@@ -59,7 +59,7 @@ fn all_at_their_events(lines: &[&GcLine]) -> Result<()> {
 #[test]
 fn buffers_after_collections_are_not_in_them() -> Result<()> {
     const ROUNDS: usize = 200;
-    let live = Live::beside_others()?;
+    let live = Live::begin()?;
     Ruby::first_and_last(|ruby| {
         let script = Script::unwitnessed(&live, ruby, "buffers.rb")?.seeing_proc().arg(ROUNDS.to_string());
         let (done, report) = traced(script, &[])?;
@@ -102,7 +102,7 @@ fn short_programs_have_memory() -> Result<()> {
 fn memory_from_proc_says_so() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
-    let script = Script::unwitnessed(&live, &ruby, "explicit.rb")?;
+    let script = Script::unwitnessed(&live, &ruby, "explicit.rb")?.arg("200");
     let (done, report) = traced(script, &["--without-kernel-memory"])?;
     let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
     compare::program(&lines, &done.report)?;

@@ -111,7 +111,7 @@ fn formats_agree() -> Result<()> {
         // Another Ruby on this machine may have been seen before the recording started.
         let early = user.get("profile_samples_early").and_then(Value::as_u64).context("no early samples")?;
         let stacks = stacks - early;
-        ensure!(stacks > 50, "{stacks} stacks are too few to compare anything");
+        gctrace_tests::ensure_times!(stacks > 50, "{stacks} stacks are too few to compare anything");
 
         let profile = Profile::open(&files.pprof)?;
         let cpu = profile.total("cpu/nanoseconds")?;

@@ -156,7 +156,7 @@ fn counts_what_ruby_counts() -> Result<()> {
 fn drops_and_stays() -> Result<()> {
     let _live = Live::beside_others()?;
     let mut program = program(&Ruby::main()?)?;
-    let served = live(&["--keep=2s", &program.pid().to_string()])?;
+    let served = live(&["--keep=6s", &program.pid().to_string()])?;
     let early = collects(&mut program, 2)?;
     until("something is dropped", || standing(&served, "data-dropped"), |dropped| *dropped > 0)?;
     let gone = format!("?from={}&to={}", early.from, early.to);

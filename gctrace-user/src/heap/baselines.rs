@@ -115,6 +115,7 @@ fn read(wanted: &Receiver<u32>, known: &Known, over: &AtomicBool) {
         // The process may have ended meanwhile.
         if let Some(known) = lock(known).get_mut(&pid) {
             *known = baseline;
+            log::info!("pid {pid}: what it shares has been read");
         }
         pause(rest(begin.elapsed()), over);
     }

@@ -511,7 +511,7 @@ fn a_watch_that_is_interrupted() -> Result<()> {
     for format in ["text", "jsonl"] {
         let mut gctrace = Invocation::new(args.into_iter().chain(["--format", format]))?.start()?;
         gctrace.wait_error("watching the objects")?;
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(Duration::from_secs(3));
         let finished = gctrace.interrupt()?;
         ensure!(finished.status.success(), "{}", finished.errors());
         let first = finished.stdout.first().context("no line")?;

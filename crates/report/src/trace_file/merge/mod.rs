@@ -17,6 +17,7 @@ use super::{
     Header, Host, ReadError, Subjects,
     chunk::{self, Kind},
     kinds::{
+        Owned,
         encode::{self, Filling},
         visit,
         wire::{self, What},
@@ -76,6 +77,8 @@ pub enum MergeError {
 struct Renumbering {
     path: PathBuf,
     pieces: Vec<pieces::Piece>,
+    /// Where off-CPU times are clipped: the start of a dump, which has them since they began. Another dump may have the part before.
+    clip_ns: u64,
     /// Added to times.
     later_ns: u64,
     /// Added to pids and thread ids.
@@ -218,7 +221,8 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
                 .push(format!("{name}: pids and thread ids are {pids} higher, because others have the same"));
         }
         let (path, pieces) = (whole.path.clone(), whole.pieces.clone());
-        places.push(Renumbering { path, pieces, later_ns, pids, requests });
+        let clip_ns = if whole.header.dump.is_some() { whole.from_ns } else { 0 };
+        places.push(Renumbering { path, pieces, clip_ns, later_ns, pids, requests });
         requests = requests.saturating_add(survey.last_request);
     }
     let begun = wholes.iter().zip(&places).map(|(whole, place)| whole.from_ns.saturating_add(place.later_ns));
@@ -407,9 +411,13 @@ impl Writing {
         let later = |ns: u64| ns.saturating_add(place.later_ns);
         match event {
             Event::Seen(mut process, mut owned) => {
+                if let Owned::Stack(sample) = &mut owned {
+                    let Some((ts_ns, wall_ns)) = sample.since(place.clip_ns) else { return };
+                    (sample.ts_ns, sample.wall_ns) = (ts_ns, wall_ns);
+                }
                 visit(&mut owned, &mut Moved(place));
                 self.process(&mut process, place);
-                if let super::kinds::Owned::Process { .. } = owned {
+                if let Owned::Process { .. } = owned {
                     self.processes += 1;
                 }
                 self.filling.see(&process, owned.seen());

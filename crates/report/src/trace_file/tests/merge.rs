@@ -391,3 +391,47 @@ fn open_times_of_dumps() {
     let seconds = cycles(&all);
     assert_eq!((seconds.len(), open(&all)), (7, vec![(5 * S).to_string()]), "{seconds:?}");
 }
+
+/// A thread that was off its CPU before two dumps that do not overlap is in each for the time of that dump, also after they were merged.
+#[test]
+fn open_times_of_separate_dumps() {
+    let mut flight = Flight::new(keep(2, &[]));
+    let process = samples::process();
+    flight.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
+    let mut dumps = Vec::new();
+    for second in 0..16_u64 {
+        flight.see(&process, Seen::Cycle(&GcCycle { count: second, ..cycle(second * S + 7, 1000) }));
+        flight.second((second + 1) * S);
+        if ![6, 15].contains(&second) {
+            continue;
+        }
+        let sample = samples::sample(1, Arc::from([]));
+        let wall_ns = (second + 1) * S - sample.ts_ns;
+        let open = StackSample { state: ThreadState::Blocked, cpu_ns: 0, wall_ns, ..sample };
+        let before = flight.written();
+        flight.outputs.tell(|exporter| exporter.dump_requested());
+        flight.outputs.tell(|exporter| exporter.off_cpu_so_far(&[(process.clone(), open.clone())]));
+        flight.outputs.tell(|exporter| exporter.account(&flight.ledger));
+        let after = flight.written();
+        dumps.push(std::fs::read(after.iter().find(|path| !before.contains(path)).unwrap()).unwrap());
+    }
+    // As a profile has them: since tracing began.
+    let blocked = |bytes: &[u8]| -> u64 {
+        let lines = replayed(bytes).1;
+        let number = |line: &str, key: &str| -> Option<u64> {
+            line.split(key).nth(1)?.split([',', ')', ' ']).next()?.parse().ok()
+        };
+        let began = lines.iter().find_map(|line| number(line, "now_ns: ")).unwrap();
+        let times = lines.iter().filter(|line| line.contains("Blocked"));
+        times
+            .map(|line| {
+                let (ts_ns, wall_ns) = (number(line, "ts_ns: ").unwrap(), number(line, "wall_ns: ").unwrap());
+                (ts_ns + wall_ns).saturating_sub(ts_ns.max(began))
+            })
+            .sum()
+    };
+    let each: Vec<u64> = dumps.iter().map(|dump| blocked(dump)).collect();
+    let (all, _) = merged(&[&dumps[0], &dumps[1]]).unwrap();
+    assert!(each.iter().all(|ns| (2 * S..4 * S).contains(ns)), "{each:?}");
+    assert_eq!(blocked(&all), each.iter().sum::<u64>(), "{each:?}");
+}

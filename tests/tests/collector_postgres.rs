@@ -4,11 +4,12 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_collector::digest::Digest;
 use gctrace_collector::store::{self, App, Group, NewApp, NewSet, Quota, Rights, SetId, TokenHash};
+use gctrace_tests::PATIENCE;
 use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set, wait_accepted};
 use gctrace_tests::postgres::Postgres;
 use gctrace_tunemygc::tune::{Evidence, Series};
@@ -147,6 +148,30 @@ fn one_of_two() -> Result<()> {
 }
 
 /// An application is deleted with all its sets and those of its parts, in statements of limited size: each may take 30 s.
+/// A collector waits while another one changes the tables, also for longer than any of its other statements may take.
+#[test]
+fn waits_for_a_long_upgrade() -> Result<()> {
+    const SECONDS: u64 = 32;
+    let postgres = Postgres::start()?;
+    let address = postgres.address();
+    std::thread::scope(|scope| {
+        // "gctr", as the collector has it.
+        let upgrade = format!("SELECT pg_advisory_lock({}), pg_sleep({SECONDS})", 0x6763_7472);
+        let (postgres, begun) = (&postgres, Instant::now());
+        let other = scope.spawn(move || postgres.query(&upgrade));
+        while postgres.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")? == "0" {
+            ensure!(begun.elapsed() < PATIENCE, "it is not locked");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let opened = store::open(&address);
+        let took = begun.elapsed();
+        other.join().expect("no panic")?;
+        opened?;
+        ensure!(took > Duration::from_secs(SECONDS - 1), "it waited for {took:?} only");
+        Ok(())
+    })
+}
+
 #[test]
 fn large_applications() -> Result<()> {
     const COPIES: u64 = 1_100;
@@ -341,10 +366,10 @@ fn figures_are_added_up() -> Result<()> {
         now - 28 * 3600,
         now - 9 * 86_400
     );
-    let deadline = std::time::Instant::now() + gctrace_tests::PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     while postgres.query(&fine)? != "0" {
         ensure!(
-            std::time::Instant::now() < deadline,
+            Instant::now() < deadline,
             "{} slots are left as they are",
             postgres.query(&fine)?
         );

@@ -152,6 +152,8 @@ enum Retry {
 
 /// Migrates the tables. Returns their version; if that is later than ours, nothing is changed.
 fn migrate(transaction: &mut Transaction<'_>) -> Result<i32, postgres::Error> {
+    // A step may read all rows, and another collector may be doing so: a limit would let a large store never be upgraded.
+    transaction.batch_execute("SET LOCAL statement_timeout = 0")?;
     transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK])?;
     transaction.batch_execute("CREATE TABLE IF NOT EXISTS gctrace_version (version INTEGER NOT NULL)")?;
     let found = transaction.query_opt("SELECT version FROM gctrace_version", &[])?;

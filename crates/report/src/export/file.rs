@@ -360,7 +360,14 @@ impl Unpublished {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.tmp", std::process::id()));
         let other = path.with_file_name(name);
-        self.publish(&other)?;
+        if let Err(error) = self.publish(&other) {
+            if error.kind() != io::ErrorKind::AlreadyExists {
+                return Err(error);
+            }
+            // Left by a gctrace with our pid that was killed at this point: in a container all have the same.
+            fs::remove_file(&other)?;
+            self.publish(&other)?;
+        }
         fs::rename(&other, path).inspect_err(|_| {
             if let Err(error) = fs::remove_file(&other) {
                 log::warn!("removing {}: {error}", other.display());
@@ -389,6 +396,11 @@ mod tests {
             write_atomically(&path, |out| out.write_all(content.as_bytes())).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // What a run with our pid, which was killed in the middle of a replacement, has left.
+        fs::write(dir.path().join(format!("out.{}.tmp", std::process::id())), "left").unwrap();
+        write_atomically(&path, |out| out.write_all(b"third")).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "third");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

@@ -407,7 +407,7 @@ impl Source {
         drop(outputs);
         let bytes = match &readable.damage {
             None => length,
-            Some(ReadError::Damaged { offset, .. }) => *offset,
+            Some(ReadError::Damaged { offset, .. } | ReadError::Unknown { offset, .. }) => *offset,
             Some(_) => recording.volume().stored,
         };
         // The outputs, which held the other references, are dropped.
@@ -439,6 +439,11 @@ fn described(error: &ReadError) -> String {
         ReadError::Io { source, .. } => format!("it cannot be read: {source}"),
         ReadError::Unreadable { why, .. } => why.clone(),
         ReadError::Damaged { offset, why, .. } => format!("the chunk at byte {offset} is damaged: {why}"),
+        ReadError::Unknown { offset, what, by, .. } => {
+            format!(
+                "the chunk at byte {offset} has {what}, which this gctrace does not know; gctrace {by} recorded it"
+            )
+        }
     }
 }
 

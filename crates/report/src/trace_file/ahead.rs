@@ -55,14 +55,14 @@ pub(super) fn each<R: Read + Send>(
     mut before: impl FnMut(&mut Recording<R>) -> Result<(), ReadError> + Send,
     mut hand: impl FnMut(&Chunk),
 ) -> Result<Ending, ReadError> {
-    let path = recording.path().to_owned();
+    let (path, by) = (recording.path().to_owned(), recording.header().gctrace.clone());
     let mut volume = recording.volume();
     let cpus = thread::available_parallelism().map_or(1, NonZero::get);
     let ended = thread::scope(|scope| {
         let failed = |source| ReadError::Io { path: path.clone(), source };
         let (mut to, mut from) = (Vec::new(), Vec::new());
         for _ in 0..cpus.clamp(DECODERS[0], DECODERS[1]) {
-            let decoder = decoder(scope, &path).map_err(failed)?;
+            let decoder = decoder(scope, &path, &by).map_err(failed)?;
             to.push(decoder.to);
             from.push((decoder.from, decoder.back));
         }
@@ -112,7 +112,11 @@ fn named(name: &str) -> thread::Builder {
 }
 
 /// Starts a decoding thread.
-fn decoder<'scope>(scope: &'scope Scope<'scope, '_>, path: &'scope std::path::Path) -> io::Result<Decoder> {
+fn decoder<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    path: &'scope std::path::Path,
+    by: &'scope str,
+) -> io::Result<Decoder> {
     let (to, nexts) = sync_channel::<Next>(1);
     let (decoded, from) = sync_channel(1);
     let (back, done) = channel::<Chunk>();
@@ -122,7 +126,7 @@ fn decoder<'scope>(scope: &'scope Scope<'scope, '_>, path: &'scope std::path::Pa
             let what = what.and_then(|next| match next {
                 Err(ending) => Ok(Err(ending)),
                 Ok(stored) => {
-                    let read = reader.read(&stored).map_err(|invalid| damaged(path, begin, invalid))?;
+                    let read = reader.read(&stored).map_err(|invalid| damaged(path, by, begin, invalid))?;
                     let (tables, entries) = read;
                     Ok(Ok(Chunk { begin, end: volume.stored, tables, entries }))
                 }

@@ -26,7 +26,7 @@ pub(super) trait Code: Copy + 'static {
     /// The variant with this number.
     fn of(code: u32) -> Result<Self, Invalid> {
         let found = usize::try_from(code).ok().and_then(|at| Self::ALL.get(at).copied());
-        found.ok_or_else(|| Invalid::new(format!("{} {code} is not known", Self::NAME)))
+        found.ok_or_else(|| Invalid::unknown(&format!("{} {code}", Self::NAME)))
     }
 }
 

@@ -208,7 +208,7 @@ impl Tables {
             13 => Owned::Ended(Box::new(self.ended(seen.message()?)?)),
             14 => Owned::AllocStack(alloc::decode_stack(seen.message()?, self)?),
             15 => Owned::Load(load::decode(seen.message()?)),
-            _ => return Err(Invalid::new(format!("entries of kind {kind} are not known"))),
+            _ => return Err(Invalid::unknown(&format!("entries of kind {kind}"))),
         })
     }
 }

@@ -162,6 +162,23 @@ pub enum ReadError {
         /// The reason.
         why: String,
     },
+    /// It has something that a later gctrace records.
+    #[error(
+        "{}: the chunk at byte {offset} has {what}, which this gctrace ({}) does not know; gctrace {by} recorded it: read it with that one; the \
+         part before it was read",
+        path.display(),
+        crate::export::VERSION
+    )]
+    Unknown {
+        /// The file.
+        path: PathBuf,
+        /// Offset of the chunk.
+        offset: u64,
+        /// What is not known.
+        what: String,
+        /// The version of the gctrace that recorded it.
+        by: String,
+    },
 }
 
 /// The remedy for a recording that cannot be read.
@@ -178,11 +195,20 @@ fn advice(error: &std::io::Error) -> &'static str {
 
 /// What is wrong with the content of a chunk.
 #[derive(Debug, PartialEq, Eq)]
-struct Invalid(String);
+struct Invalid {
+    why: String,
+    /// Whether it may be something that a later gctrace records.
+    is_unknown: bool,
+}
 
 impl Invalid {
     fn new(why: String) -> Self {
-        Self(why)
+        Self { why, is_unknown: false }
+    }
+
+    /// Something that this gctrace does not know.
+    fn unknown(what: &str) -> Self {
+        Self { why: what.to_owned(), is_unknown: true }
     }
 }
 

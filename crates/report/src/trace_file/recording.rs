@@ -149,7 +149,7 @@ impl<R: Read> Recording<R> {
             Err(ending) => Ok(Err(ending)),
             Ok(chunk) => self.reader.read(&chunk).map(Ok).map_err(|invalid| {
                 self.chunks.read_only(before);
-                damaged(&self.path, before.stored, invalid)
+                damaged(&self.path, &self.header.gctrace, before.stored, invalid)
             }),
         }
     }
@@ -159,11 +159,14 @@ impl<R: Read> Recording<R> {
         let offset = self.chunks.offset();
         let next = self.chunks.next().map_err(|error| match error {
             ChunkError::Io(source) => ReadError::Io { path: self.path.clone(), source },
-            ChunkError::Damaged(why) => damaged(&self.path, offset, Invalid(why)),
+            ChunkError::Damaged(why) => damaged(&self.path, &self.header.gctrace, offset, Invalid::new(why)),
         })?;
         match next {
             Next::Entries(chunk) => Ok(Ok(chunk)),
-            Next::Header(_) => Err(damaged(&self.path, offset, Invalid("it is a second header".to_owned()))),
+            Next::Header(_) => {
+                let second = Invalid::new("it is a second header".to_owned());
+                Err(damaged(&self.path, &self.header.gctrace, offset, second))
+            }
             Next::Ended(ending) => Ok(Err(ending)),
         }
     }
@@ -174,7 +177,11 @@ impl<R: Read> Recording<R> {
     }
 }
 
-/// The error for a damaged chunk at this offset.
-pub(super) fn damaged(path: &Path, offset: u64, Invalid(why): Invalid) -> ReadError {
-    ReadError::Damaged { path: path.to_owned(), offset, why }
+/// The error for the chunk at this offset of a recording that this version of gctrace wrote.
+pub(super) fn damaged(path: &Path, by: &str, offset: u64, Invalid { why, is_unknown }: Invalid) -> ReadError {
+    let path = path.to_owned();
+    if is_unknown {
+        return ReadError::Unknown { path, offset, what: why, by: by.to_owned() };
+    }
+    ReadError::Damaged { path, offset, why }
 }

@@ -136,6 +136,27 @@ pub(super) fn recorded() -> (Vec<u8>, Vec<String>) {
     (std::fs::read(&path).unwrap(), log.lines())
 }
 
+/// A counter of a later version is named with both versions; the file is not called damaged.
+#[test]
+fn of_a_later_gctrace() {
+    let mut filling = encode::Filling::default();
+    let mut account = filling.account(&Ledger::default());
+    account.kernel.push(wire::Count { name_text: filling.text("of_tomorrow"), count: 1 });
+    filling.push(None, wire::What::Account(Box::new(account)));
+    let header = Header { gctrace: "9.9.9".to_owned(), ..header() };
+    let bytes = [
+        chunk::beginning(),
+        stored(Kind::Header, &wire::Header::of(&header).encode_to_vec()).unwrap(),
+        stored(Kind::Entries, &filling.take()).unwrap(),
+    ]
+    .concat();
+    let mut recording = Recording::read(&bytes[..], Path::new("a.gctrace")).unwrap();
+    let error = recording.next().err().unwrap().to_string();
+    for part in ["the counter \"of_tomorrow\"", "gctrace 9.9.9", crate::export::VERSION] {
+        assert!(error.contains(part) && !error.contains("damaged"), "{error}");
+    }
+}
+
 /// Two runs cannot record to one file: the second one is refused.
 #[test]
 fn one_writer() {

@@ -102,9 +102,9 @@ impl Carried {
     /// The counters at the start.
     fn sums(&mut self, kept: &Kept, before: &[u8]) -> io::Result<()> {
         let unreadable =
-            |Invalid(why)| io::Error::other(format!("a chunk that was kept cannot be read: {why}"));
+            |Invalid { why, .. }| io::Error::other(format!("a chunk that was kept cannot be read: {why}"));
         let content =
-            chunk::entries_of(before).ok_or_else(|| unreadable(Invalid("it is damaged".to_owned())))?;
+            chunk::entries_of(before).ok_or_else(|| unreadable(Invalid::new("it is damaged".to_owned())))?;
         let (tables, entries) = decode::chunk(&content, &mut Known::default()).map_err(unreadable)?;
         let there: HashSet<u32> = kept.processes.iter().map(|process| process.pid).collect();
         for entry in &entries {

@@ -169,7 +169,7 @@ impl Tables {
 
     fn word(&self, index: u32) -> Result<&'static str, Invalid> {
         let Text { text, word } = self.indexed(index)?;
-        word.ok_or_else(|| Invalid::new(format!("the word {text:?} is not known")))
+        word.ok_or_else(|| Invalid::unknown(&format!("the word {text:?}")))
     }
 
     fn optional_word(&self, index: Option<u32>) -> Result<Option<&'static str>, Invalid> {
@@ -322,7 +322,7 @@ impl Tables {
 
     fn account(&self, account: Value<'_>) -> Result<Box<Ledger>, Invalid> {
         let account = account.message::<wire::Account>()?;
-        let unknown = |name: &str| Invalid::new(format!("the counter {name:?} is not known"));
+        let unknown = |name: &str| Invalid::unknown(&format!("the counter {name:?}"));
         let mut kernel = vec![0; Counter::ALL.len()];
         for count in &account.kernel {
             let name = self.text(count.name_text)?;

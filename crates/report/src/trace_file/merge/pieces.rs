@@ -85,6 +85,7 @@ impl Whole {
                 ChunkError::Damaged(why) => ReadError::Damaged { path: path.to_owned(), offset, why },
             }
         };
+        let by = header.gctrace.clone();
         let mut all = Chunks::open(BufReader::new(file)).map_err(failed(0))?;
         let mut carried = header.dump.as_ref().map_or(0, |dump| dump.carried);
         let mut whole = Self {
@@ -103,8 +104,8 @@ impl Whole {
             match all.next().map_err(failed(begin))? {
                 Next::Header(_) => {}
                 Next::Entries(chunk) => {
-                    let damaged = |invalid| damaged(path, begin, invalid);
-                    let content = expander.expand(&chunk).map_err(|why| damaged(Invalid(why)))?;
+                    let damaged = |invalid| damaged(path, &by, begin, invalid);
+                    let content = expander.expand(&chunk).map_err(|why| damaged(Invalid::new(why)))?;
                     let (_, entries) = decode::chunk(&content, &mut known).map_err(damaged)?;
                     for entry in &entries {
                         if let decode::Recorded::Flushed(ns) | decode::Recorded::Closed(ns) = entry {

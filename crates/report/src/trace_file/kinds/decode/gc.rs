@@ -188,7 +188,7 @@ impl Tables {
             is_run: match job {
                 0 | 1 => false,
                 2 => true,
-                _ => return Err(Invalid::new(format!("kind {job} of a request is not known"))),
+                _ => return Err(Invalid::unknown(&format!("kind {job} of a request"))),
             },
             gc_states,
             trace: trace.map(|trace| trace_of(trace, job == 1)).transpose()?,
@@ -225,7 +225,7 @@ impl Tables {
                 0 => CyclesBefore::Unknown,
                 1 => CyclesBefore::Earlier(end.cycles_before),
                 2 => CyclesBefore::Missed(end.cycles_before),
-                kind => return Err(Invalid::new(format!("kind {kind} of earlier cycles is not known"))),
+                kind => return Err(Invalid::unknown(&format!("kind {kind} of earlier cycles"))),
             },
             lost: end.lost,
         })
@@ -278,7 +278,7 @@ fn trace_of(trace: wire::Trace, of_job: bool) -> Result<Trace, Invalid> {
         (0, false) => TraceOrigin::Traceparent,
         (0, true) => TraceOrigin::Job,
         (1, _) => TraceOrigin::Thread,
-        _ => return Err(Invalid::new(format!("origin {origin} of a trace is not known"))),
+        _ => return Err(Invalid::unknown(&format!("origin {origin} of a trace"))),
     };
     let caller = (parent_span_id != 0).then_some(Caller { span_id: parent_span_id, sampled });
     Ok(Trace { trace_id: u128::from(id_high) << 64 | u128::from(id_low), caller, origin })

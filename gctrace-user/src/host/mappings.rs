@@ -1,13 +1,18 @@
 //! Executable mappings of a process.
 
-use std::{io, os::unix::fs::MetadataExt as _, path::PathBuf};
-
-use procfs::{
-    ProcError,
-    process::{MMPermissions, MMapPath, MemoryMap},
+use std::{
+    ffi::OsStr,
+    io,
+    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    path::PathBuf,
 };
 
-use super::proc_root;
+use procfs::ProcError;
+
+use super::{
+    maps::{self, Mapping},
+    proc_root,
+};
 use crate::elf::LoadSegment;
 
 /// One executable file mapping.
@@ -71,39 +76,31 @@ pub(crate) enum CodeMapping {
 
 /// All code of a process that belongs to an image, in address order; excludes code of just-in-time compilers.
 pub(crate) fn code_of(pid: u32) -> Result<Vec<CodeMapping>, ProcError> {
-    let maps = proc_root::process(pid)?.maps()?;
-    let code = |map: &MemoryMap| match map.pathname {
-        MMapPath::Vdso => Some(CodeMapping::Vdso(map.address.0, map.address.1)),
+    maps::each(pid, |map| match map.name {
+        b"[vdso]" => Some(CodeMapping::Vdso(map.range.0, map.range.1)),
         _ => executable(map).map(CodeMapping::File),
-    };
-    Ok(maps.iter().filter_map(code).collect())
+    })
 }
 
 /// The executable file mappings of a process, in address order.
 pub(crate) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
-    let maps = proc_root::process(pid)?.maps()?;
-    Ok(maps.iter().filter_map(executable).collect())
+    maps::each(pid, executable)
 }
 
-/// Whether access to a process's mappings is denied.
-pub(crate) fn is_denied(error: &ProcError) -> bool {
-    matches!(error, ProcError::PermissionDenied(_))
+/// Whether an error says that gctrace itself lacks descriptors or memory, and nothing about the process.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 /// The mapping, if it is an executable one of a file.
-fn executable(map: &MemoryMap) -> Option<ExecutableMapping> {
-    let MMapPath::Path(path) = &map.pathname else { return None };
-    if !map.perms.contains(MMPermissions::EXECUTE) {
-        return None;
-    }
-    let text = path.to_string_lossy();
-    let path = text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from);
-    Some(ExecutableMapping {
-        start: map.address.0,
-        end: map.address.1,
+fn executable(map: &Mapping<'_>) -> Option<ExecutableMapping> {
+    let path = map.name.strip_suffix(b" (deleted)").unwrap_or(map.name);
+    (map.is_executable() && map.is_of_file()).then(|| ExecutableMapping {
+        start: map.range.0,
+        end: map.range.1,
         offset: map.offset,
         inode: map.inode,
-        path,
+        path: PathBuf::from(OsStr::from_bytes(path)),
     })
 }
 
@@ -118,6 +115,9 @@ pub fn own_code() -> Option<u64> {
 }
 
 #[cfg(test)]
+pub(crate) use maps::tests::child_with_odd_name;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -127,6 +127,20 @@ mod tests {
         let exe = std::fs::read_link("/proc/self/exe").unwrap();
         let mappings = of_process(std::process::id()).unwrap();
         assert!(mappings.iter().any(|m| m.path == exe), "{mappings:?}");
+    }
+
+    /// A mapping whose path is not UTF-8 hides neither itself nor the others of its process.
+    #[test]
+    fn odd_names() {
+        let mut child = child_with_odd_name();
+        let (mappings, code) = (of_process(child.id()), code_of(child.id()));
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        let mappings = mappings.unwrap();
+        let odd = mappings.iter().find(|mapping| mapping.path.as_os_str().as_bytes() == b"/memfd:\xff");
+        assert!(odd.is_some_and(|odd| odd.end - odd.start == 4096 && odd.inode != 0), "{mappings:?}");
+        assert!(mappings.iter().any(|mapping| mapping.path.to_string_lossy().contains("python3")));
+        assert!(code.unwrap().len() >= mappings.len());
     }
 
     /// A process that is gone is an error, not an empty list.

@@ -8,6 +8,7 @@ pub mod identity;
 pub mod last_run;
 pub mod listens;
 pub mod mappings;
+mod maps;
 pub mod mem;
 pub mod names;
 pub mod origin;

@@ -6,7 +6,7 @@ use std::{
     io::{BufRead as _, BufReader, Read as _},
 };
 
-use super::{mem::ProcessMemory, proc_root};
+use super::{maps::Mapping, mem::ProcessMemory, proc_root};
 use crate::{export::process_context::attributes, ruby::frames::Memory};
 
 /// Names of the mapping: with and without `memfd_create`, with and without a name by `prctl`.
@@ -25,19 +25,14 @@ pub(super) fn read(pid: u32) -> Option<Vec<(String, String)>> {
     let maps = BufReader::new(File::open(proc_root::path(pid, "maps")).ok()?.take(MAX_MAPS));
     let memory = ProcessMemory::open(pid).ok()?;
     let lines = maps.split(b'\n').map_while(Result::ok);
-    let mut contexts = lines.filter_map(|line| header_address(std::str::from_utf8(&line).ok()?));
+    let mut contexts = lines.filter_map(|line| header_address(&line));
     contexts.find_map(|address| consistent(&memory, address))
 }
 
 /// The address of a mapping, if a line of the maps has one of the names (`proc_pid_maps(5)`).
-fn header_address(line: &str) -> Option<u64> {
-    let mut fields = line.splitn(6, ' ');
-    let range = fields.next()?;
-    let name = fields.nth(4)?.trim_start();
-    if !NAMES.iter().any(|known| name.starts_with(known)) {
-        return None;
-    }
-    u64::from_str_radix(range.split('-').next()?, 16).ok()
+fn header_address(line: &[u8]) -> Option<u64> {
+    let mapping = Mapping::of_line(line)?;
+    NAMES.iter().any(|known| mapping.name.starts_with(known.as_bytes())).then_some(mapping.range.0)
 }
 
 /// The header (OTEP 4719, "Header Structure").
@@ -95,7 +90,8 @@ mod tests {
     #[test]
     fn lines_of_maps() {
         let of = |name: &str| {
-            header_address(&format!("7f00-8f00 rw-p 00000000 00:01 99                       {name}"))
+            let line = format!("7f00-8f00 rw-p 00000000 00:01 99                       {name}");
+            header_address(line.as_bytes())
         };
         for name in
             ["[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX (deleted)", "/memfd:OTEL_CTX"]
@@ -105,8 +101,8 @@ mod tests {
         for name in ["/srv/OTEL_CTX", "[anon:x OTEL_CTX]", "[heap]", ""] {
             assert_eq!(of(name), None, "{name}");
         }
-        assert_eq!(header_address("7f00-8f00 rw-p 00000000 00:00 0"), None);
-        assert_eq!(header_address("x"), None);
+        assert_eq!(header_address(b"7f00-8f00 rw-p 00000000 00:00 0"), None);
+        assert_eq!(header_address(b"x"), None);
     }
 
     /// Memory with a header at 0 followed by its payload; the publisher changes the time in the header from read to read.

@@ -2,9 +2,12 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
-use procfs::{ProcError, process::MMapPath};
+use procfs::ProcError;
 
-use super::proc_root;
+use super::{
+    maps::{self, Mapping},
+    proc_root,
+};
 
 /// The kind of a mapping, from its name in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,27 +58,55 @@ impl Resident {
 ///
 /// The process is gone, or access is denied.
 pub fn mappings(pid: u32) -> io::Result<Vec<Resident>> {
-    let maps = proc_root::process(pid).and_then(|process| process.smaps()).map_err(unwrapped)?;
-    let resident = |map: &procfs::process::MemoryMap| {
-        let of = |key: &str| map.extension.map.get(key).copied().unwrap_or(0);
-        Resident {
-            region: match map.pathname {
-                MMapPath::Heap => Region::Break,
-                MMapPath::Stack | MMapPath::TStack(_) => Region::Stack,
-                MMapPath::Path(_) | MMapPath::Vsys(_) => Region::File,
-                MMapPath::Vdso | MMapPath::Vvar | MMapPath::Vsyscall => Region::Kernel,
-                _ => Region::Anonymous,
-            },
-            range: map.address,
-            readable: map.perms.contains(procfs::process::MMPermissions::READ),
-            rss: of("Rss"),
-            swap: of("Swap"),
-            private: map.perms.contains(procfs::process::MMPermissions::PRIVATE),
-            anonymous: of("Anonymous"),
-            shared: of("Shared_Clean") + of("Shared_Dirty"),
+    let mut all = Vec::new();
+    maps::lines(pid, "smaps", |line| {
+        if let Some((key, bytes)) = value(line) {
+            let Some(last) = all.last_mut() else { return };
+            let Resident { rss, swap, anonymous, shared, .. } = last;
+            match key {
+                b"Rss" => *rss = bytes,
+                b"Swap" => *swap = bytes,
+                b"Anonymous" => *anonymous = bytes,
+                b"Shared_Clean" | b"Shared_Dirty" => *shared += bytes,
+                _ => {}
+            }
+        } else {
+            all.extend(Mapping::of_line(line).map(|mapping| of(&mapping)));
         }
+    })
+    .map_err(unwrapped)?;
+    Ok(all)
+}
+
+/// A mapping, before what is resident of it is known.
+fn of(mapping: &Mapping<'_>) -> Resident {
+    let region = match mapping.name {
+        b"[heap]" => Region::Break,
+        name if name.starts_with(b"[stack") => Region::Stack,
+        b"[vdso]" | b"[vvar]" | b"[vsyscall]" => Region::Kernel,
+        _ if mapping.is_of_file() => Region::File,
+        _ => Region::Anonymous,
     };
-    Ok(maps.iter().map(resident).collect())
+    Resident {
+        region,
+        range: mapping.range,
+        readable: mapping.is_readable(),
+        rss: 0,
+        swap: 0,
+        private: mapping.is_private(),
+        anonymous: 0,
+        shared: 0,
+    }
+}
+
+/// A line with a size, such as `Rss:  4 kB`, in bytes. Lines of mappings begin with a lower-case hexadecimal number.
+fn value(line: &[u8]) -> Option<(&[u8], u64)> {
+    if !line.first()?.is_ascii_uppercase() {
+        return None;
+    }
+    let colon = line.iter().position(|&byte| byte == b':')?;
+    let size = str::from_utf8(&line[colon + 1..]).ok()?.trim().strip_suffix("kB")?;
+    Some((&line[..colon], size.trim().parse::<u64>().ok()?.checked_mul(1024)?))
 }
 
 /// An error with the kernel's own reason, if it has one.
@@ -211,6 +242,21 @@ impl PageMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A mapping whose path is not UTF-8 is one of a file, and hides no others.
+    #[test]
+    fn odd_names() {
+        let mut child = maps::tests::child_with_odd_name();
+        let (all, code) = (mappings(child.id()), super::super::mappings::of_process(child.id()));
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        let odd = code.unwrap().into_iter().find(|mapping| mapping.path.to_string_lossy().contains("memfd"));
+        let start = odd.unwrap().start;
+        let all = all.unwrap();
+        let odd = all.iter().find(|map| map.range.0 == start).unwrap();
+        assert!(odd.region == Region::File && odd.readable && !odd.private, "{odd:?}");
+        assert!(all.iter().any(|map| map.region == Region::Break && map.rss > 0 && map.anonymous > 0));
+    }
 
     /// This test's own pages: written ones are resident, and its mappings add up to about its resident size.
     #[test]

@@ -6,12 +6,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io::ErrorKind,
+    io::{self, ErrorKind},
     sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
+use procfs::ProcError;
 use rustix::io::Errno;
 
 use super::{super::identity::ImageKey, Control, ProbedImage, Verdict, select::due};
@@ -305,27 +306,29 @@ impl Control {
     }
 }
 
-/// Searches the mappings of all processes for these images. Some processes may be inaccessible to gctrace; those whose probes were hit are
-/// among the `followed` ones.
+/// Searches the mappings of all processes for these images. Some processes may be inaccessible to gctrace, in part or as a whole; those whose probes
+/// were hit are among the `followed` ones.
 fn users(files: &Files, followed: &[u32]) -> Users {
     let mut found = HashMap::new();
     for pid in proc_root::listed().ok()? {
-        match mapped(pid) {
-            Ok(mapped) => {
-                let its = files.iter().filter(|(_, keys)| is_any(&mapped, keys));
-                found.extend(its.map(|(probed, _)| (*probed, pid)));
-            }
-            Err(Unreadable { denied: true }) if !followed.contains(&pid) => {}
-            Err(_) => return None,
-        }
+        let mapped = match mapped(pid) {
+            Ok(mapped) => mapped,
+            Err(failed) if failed.shortage || followed.contains(&pid) => return None,
+            Err(failed) => failed.mapped,
+        };
+        let its = files.iter().filter(|(_, keys)| is_any(&mapped, keys));
+        found.extend(its.map(|(probed, _)| (*probed, pid)));
     }
     Some(found)
 }
 
-/// The mappings of a process cannot be read.
+/// The mappings of a process, or some of its files, cannot be read.
+#[derive(Default)]
 pub(super) struct Unreadable {
-    /// Access is denied; otherwise gctrace lacks some resource.
-    denied: bool,
+    /// Whether gctrace lacks some resource. Otherwise access is denied, or a file system does not answer: that may never change.
+    shortage: bool,
+    /// The identities of the other files that it maps.
+    mapped: Vec<ImageKey>,
 }
 
 /// The identities of the files that a process maps; empty if it is gone.
@@ -333,30 +336,45 @@ pub(super) fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
     let mappings = match mappings::of_process(pid) {
         Ok(mappings) => mappings,
         Err(_) if proc_root::is_gone(pid) => return Ok(Vec::new()),
-        Err(error) => return Err(Unreadable { denied: mappings::is_denied(&error) }),
+        Err(error) => {
+            let shortage = matches!(error, ProcError::Io(error, _) if mappings::is_shortage(&error));
+            return Err(Unreadable { shortage, ..Unreadable::default() });
+        }
     };
     if mappings.is_empty() {
         return without_memory(pid);
     }
-    let mut keys = Vec::new();
-    for mapping in mappings {
-        match ImageKey::of(&mapping.file(pid)) {
-            Ok(key) => keys.push(key),
+    identities(pid, mappings.iter().map(|mapping| ImageKey::of(&mapping.file(pid))))
+}
+
+/// The identities of all files of a process.
+fn identities(
+    pid: u32,
+    files: impl Iterator<Item = io::Result<ImageKey>>,
+) -> Result<Vec<ImageKey>, Unreadable> {
+    let mut mapped = Vec::new();
+    let mut failed = None;
+    for file in files {
+        match file {
+            Ok(key) => mapped.push(key),
             // The mapping has been removed.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             // The process is ending (`mm_access`, kernel/fork.c).
             Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
                 return without_memory(pid);
             }
-            Err(error) => return Err(Unreadable { denied: error.kind() == ErrorKind::PermissionDenied }),
+            Err(error) => *failed.get_or_insert(false) |= mappings::is_shortage(&error),
         }
     }
-    Ok(keys)
+    match failed {
+        None => Ok(mapped),
+        Some(shortage) => Err(Unreadable { shortage, mapped }),
+    }
 }
 
 /// The first thread of a process has ended: others may continue, with their memory.
 fn without_memory(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
-    if proc_root::is_single(pid) { Ok(Vec::new()) } else { Err(Unreadable { denied: true }) }
+    if proc_root::is_single(pid) { Ok(Vec::new()) } else { Err(Unreadable::default()) }
 }
 
 pub(super) fn is_any(mapped: &[ImageKey], keys: &[ImageKey]) -> bool {
@@ -393,7 +411,7 @@ mod tests {
         let mut unused = Use { since: Some(begin), ..Use::default() };
         for seconds in [5, 10, 20, 40, 80, 160, 300, 300] {
             unused.search_failed(begin);
-            let before = begin + Duration::from_secs(seconds) - Duration::from_millis(1);
+            let before = begin + Duration::from_millis(seconds * 1000 - 1);
             assert!(!unused.is_over(true, UNUSED, before));
             assert!(unused.is_over(true, UNUSED, begin + Duration::from_secs(seconds)));
         }
@@ -421,6 +439,30 @@ mod tests {
             over.store(true, Ordering::Relaxed);
             assert_eq!(failed, 0);
         });
+    }
+
+    /// What one process maps never makes a search fail, whatever its name is and however its file system fails; a lack of descriptors does.
+    #[test]
+    fn files_that_fail() {
+        let mut child = mappings::child_with_odd_name();
+        let own = ImageKey::of(&std::env::current_exe().unwrap()).unwrap();
+        let files = vec![(Probed::Image(3), vec![own])];
+        let found = users(&files, &[]).zip(users(&files, &[child.id()]));
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        assert!(found.unwrap().1.contains_key(&Probed::Image(3)));
+
+        let with = |code: i32| {
+            let files = [Err(io::Error::from_raw_os_error(code)), Ok(own)];
+            identities(std::process::id(), files.into_iter())
+        };
+        for code in [libc::ESTALE, libc::ENOTCONN, libc::EIO, libc::EACCES] {
+            assert!(with(code).is_err_and(|failed| !failed.shortage && failed.mapped == [own]), "{code}");
+        }
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert!(with(code).is_err_and(|failed| failed.shortage), "{code}");
+        }
+        assert!(with(libc::ENOENT).is_ok_and(|mapped| mapped == [own]));
     }
 
     /// This test's own program is found in its process; another file is not, and a process that is gone has no files.

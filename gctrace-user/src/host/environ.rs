@@ -1,6 +1,6 @@
 //! The initial environment of a process.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, path::Path};
 
 use gctrace_tunemygc::tune::environment::is_name;
 
@@ -67,12 +67,18 @@ fn of_service(environ: &[u8]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// `NAME=value` entries, each terminated by a NUL; `None` if they cannot be read or no longer exist: a program that sets a
+/// `NAME=value` entries, each terminated by a NUL; `None` if they cannot be read, are too many or no longer exist: a program that sets a
 /// title longer than its command line (`$0 = …`, `Process.setproctitle`) overwrites its environment with the rest and with NULs, permanently
 /// (`missing/setproctitle.c` of CRuby); a process that has ended has none.
 pub(crate) fn read(pid: u32) -> Option<Vec<u8>> {
-    let bytes = fs::read(proc_root::path(pid, "environ")).ok().filter(|bytes| is_whole(bytes))?;
+    let bytes = whole(&proc_root::path(pid, "environ"), proc_root::LONGEST)?;
     (!bytes.is_empty() || has_memory(pid)).then_some(bytes)
+}
+
+/// All entries of a file, if it has no more than this many bytes.
+fn whole(path: &Path, most: u64) -> Option<Vec<u8>> {
+    let bytes = proc_root::beginning(path, most.saturating_add(1)).ok()?;
+    (bytes.len() as u64 <= most && is_whole(&bytes)).then_some(bytes)
 }
 
 /// Whether the process still has memory, in which its environment would be. The kernel reads nothing, without an error, of one that has none
@@ -104,6 +110,18 @@ mod tests {
         for title in ["\0", "\0\0\0", "f 5 busy]\0\0\0", "f 5 busy]\0", "A=1\0\0", "A=1", "x\0A=1\0"] {
             assert!(!is_whole(title.as_bytes()), "{title:?}");
         }
+    }
+
+    /// An environment that is too long to be read is unknown: a part of it could lack the variables of the GC.
+    #[test]
+    fn claimed_sizes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "A=1\0B=2\0").unwrap();
+        assert_eq!(whole(file.path(), 8).as_deref(), Some(&b"A=1\0B=2\0"[..]));
+        assert_eq!(whole(file.path(), 7), None);
+        assert_eq!(whole(file.path(), 4), None);
+        file.as_file().set_len(1 << 42).unwrap();
+        assert_eq!(whole(file.path(), proc_root::LONGEST), None);
     }
 
     /// However many and long the variables are, what is kept of them is limited.

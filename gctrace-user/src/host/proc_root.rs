@@ -4,7 +4,8 @@
 //! `/proc/self/mountinfo`) and about the kernel (`/proc/sys`) is in its own `/proc`.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     sync::OnceLock,
 };
@@ -19,6 +20,10 @@ const HOST_PIDS: &str = "pid:[4026531836]";
 /// The host's first processes: init, and the kernel thread that starts kernel threads. Some
 /// hosts deny access to init.
 const FIRST: [u32; 2] = [1, 2];
+
+/// Maximum bytes read of a command line or an environment. A process decides where its own begin and end (`PR_SET_MM_MAP`), and may claim its whole
+/// address space; the kernel lets programs start with 6 MiB of both (`bprm_stack_limits`, fs/exec.c).
+pub(super) const LONGEST: u64 = 8 << 20;
 
 /// Set once, from the command line, before anything is read.
 static ROOT: OnceLock<PathBuf> = OnceLock::new();
@@ -57,13 +62,20 @@ pub fn text(pid: u32, name: &str) -> io::Result<String> {
 }
 
 /// The command line of a process: its arguments, or the title that it has set. Bytes that are not UTF-8 are replaced. Empty trailing arguments
-/// cannot be distinguished from what a title leaves of the arguments.
+/// cannot be distinguished from what a title leaves of the arguments. What follows the first [`LONGEST`] bytes is left out.
 ///
 /// # Errors
 ///
 /// The process is gone, or access is denied.
 pub fn cmdline(pid: u32) -> io::Result<Vec<String>> {
-    Ok(arguments(&fs::read(path(pid, "cmdline"))?))
+    Ok(arguments(&beginning(&path(pid, "cmdline"), LONGEST)?))
+}
+
+/// The beginning of a file: at most this many bytes.
+pub(super) fn beginning(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn arguments(bytes: &[u8]) -> Vec<String> {
@@ -107,9 +119,19 @@ pub fn listed() -> io::Result<Vec<u32>> {
 /// The process of a thread, if this is a thread id other than that of its process. `/proc/ID` opens for threads, too, although the kernel does not
 /// list them there (`proc_pid(5)`).
 pub fn process_of_thread(tid: u32) -> Option<u32> {
-    let status = text(tid, "status").ok()?;
-    let pid = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+    let [pid] = status(tid, ["Tgid"]).ok()?;
+    let pid = pid?.parse().ok()?;
     (pid != tid).then_some(pid)
+}
+
+/// Values of a process's status, in the order of these names; `None`: it has no such line. The name of the process comes first there and may be
+/// cut within a character.
+pub(super) fn status<const N: usize>(pid: u32, names: [&str; N]) -> io::Result<[Option<String>; N]> {
+    let status = text(pid, "status")?;
+    Ok(names.map(|name| {
+        let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned());
+        status.lines().find_map(value)
+    }))
 }
 
 /// Whether a process is certainly gone, and not a zombie.
@@ -191,6 +213,19 @@ mod tests {
         assert_eq!(of(b"puma: cluster worker 0\0\0\0\0"), ["puma: cluster worker 0"]);
         assert_eq!(of(b"\0\0"), Vec::<String>::new());
         assert_eq!(of(b""), Vec::<String>::new());
+    }
+
+    /// A process may claim that its command line is terabytes long: only the beginning of a file is read.
+    #[test]
+    fn claimed_sizes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "ruby\0zap.rb\0").unwrap();
+        file.as_file().set_len(1 << 42).unwrap();
+        let read = beginning(file.path(), LONGEST).unwrap();
+        assert_eq!(
+            (read.len() as u64, arguments(&read)),
+            (LONGEST, vec!["ruby".to_owned(), "zap.rb".to_owned()])
+        );
     }
 
     /// Without `--proc` everything is in `/proc`, and this process is itself.

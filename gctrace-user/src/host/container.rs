@@ -1,7 +1,5 @@
 //! Containers, identified by cgroup names. Every runtime writes the id of a container into the path of its cgroup.
 
-use std::fs;
-
 use super::proc_root;
 use crate::model::{Container, Runtime};
 
@@ -15,9 +13,9 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// The cgroups of a process; `None` once it is gone.
+    /// The cgroups of a process; `None` once it is gone. Bytes of their names that are not UTF-8 are replaced.
     pub fn of(pid: u32) -> Option<Self> {
-        Some(Self::parse(&fs::read_to_string(proc_root::path(pid, "cgroup")).ok()?))
+        Some(Self::parse(&proc_root::text(pid, "cgroup").ok()?))
     }
 
     /// From the text of `/proc/PID/cgroup` (cgroups(7)): `hierarchy:controllers:path`.

@@ -201,9 +201,7 @@ pub fn describe(
 ) -> Process {
     let process = proc_root::process(pid).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
-    let status = process.as_ref().and_then(|p| p.status().ok());
-    let uid = status.as_ref().map(|status| status.ruid);
-    let ns_pid = status.and_then(|status| status.nspid?.last().copied()).map(|pid| pid as u32);
+    let (uid, ns_pid) = ids(pid);
     let suspended_ns = boottime_ns().saturating_sub(monotonic_ns());
     let start_ts = stat.as_ref().map(|stat| start_seconds(stat.starttime, clock, suspended_ns));
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
@@ -225,6 +223,14 @@ pub fn describe(
         image,
     };
     with_environment(described, environment)
+}
+
+/// The real user id of a process, and its pid in its own pid namespace.
+fn ids(pid: u32) -> (Option<u32>, Option<u32>) {
+    let [uids, pids] = proc_root::status(pid, ["Uid", "NSpid"]).unwrap_or_default();
+    let mut uids = uids.iter().flat_map(|uids| uids.split_ascii_whitespace());
+    let pids = pids.iter().flat_map(|pids| pids.split_ascii_whitespace());
+    (uids.next().and_then(|uid| uid.parse().ok()), pids.last().and_then(|pid| pid.parse().ok()))
 }
 
 /// Describes a process by an initial environment that is known from elsewhere.
@@ -339,6 +345,32 @@ mod tests {
         assert_eq!(shortened(args(&[4, 32_768, 1])), ["xxxx", "... (2 more arguments, 32769 bytes)"]);
         assert_eq!(shortened(args(&[1 << 20])), ["... (1 more arguments, 1048576 bytes)"]);
         assert_eq!(shortened(args(&vec![0; 5000])).len(), 4097);
+    }
+
+    /// The user and the pid of a process are known whatever it is called: names are cut after 15 bytes, also within a character.
+    #[test]
+    fn cut_names() {
+        let program = "import ctypes, sys\n\
+            ctypes.CDLL(None).prctl(15, b'\\xc3\\xa9' * 8)\n\
+            print(flush=True)\n\
+            sys.stdin.read()\n";
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", program])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = io::BufReader::new(child.stdout.take().unwrap());
+        assert!(io::BufRead::read_line(&mut said, &mut String::new()).unwrap() > 0);
+        let (pid, comm) = (child.id(), fs::read(format!("/proc/{}/comm", child.id())).unwrap());
+        let (of_child, of_self) = (ids(pid), ids(std::process::id()));
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        assert!(String::from_utf8(comm).is_err());
+        let uid = rustix::process::getuid().as_raw();
+        assert_eq!(of_child, (Some(uid), Some(pid)));
+        assert_eq!(of_self, (Some(uid), Some(std::process::id())));
+        assert_eq!(ids(u32::MAX), (None, None));
     }
 
     /// A process is running as long as one of its threads is, even if its first thread has ended.

@@ -1,13 +1,17 @@
 //! Decides which images contain the GC that a process runs, and whether that is certain; shared by runs and `gctrace doctor`.
 //! Nothing here reads a process; both callers pass what they have read.
 
-use std::{fs::File, path::Path};
+use std::{io, path::Path};
 
 use procfs::ProcError;
 
-use super::{installed, mappings::ExecutableMapping, mappings::load_bias, state::VmState};
+use super::{
+    installed,
+    mappings::{ExecutableMapping, load_bias},
+    state::VmState,
+};
 use crate::{
-    elf::{ElfError, LoadSegment, RubyPresence, probe_ruby},
+    elf::{ElfError, LoadSegment, ReadAt, RubyPresence, probe_ruby},
     host::proc_root,
     preflight::{self, Lacking},
 };
@@ -21,21 +25,18 @@ pub(super) enum Content {
     GcLibrary,
     /// No Ruby.
     Other,
-    /// By its name it should be an interpreter, but it cannot be read, for this reason.
+    /// By its name it should be an interpreter, but its content is not understood, for this reason.
     Damaged(String),
 }
 
 impl Content {
-    /// The content of an open file; `shown` is the path that messages name.
-    pub(super) fn of(file: &File, shown: &Path) -> Self {
-        Self::from_probe(probe_ruby(file), shown)
-    }
-
-    fn from_probe(probe: Result<Option<RubyPresence>, ElfError>, shown: &Path) -> Self {
-        match probe {
+    /// The content of an open file; `shown` is the path that messages name. `Err`: it cannot be read, which says nothing about the content.
+    pub(super) fn of(file: &(impl ReadAt + ?Sized), shown: &Path) -> io::Result<Self> {
+        Ok(match probe_ruby(file) {
             Ok(Some(RubyPresence::Defines)) => Self::Interpreter,
             Ok(Some(RubyPresence::GcLibrary)) => Self::GcLibrary,
             Ok(Some(RubyPresence::Needs { .. }) | None) => Self::Other,
+            Err(ElfError::Io { source, .. }) => return Err(source),
             Err(error) if installed::names_ruby(shown) => Self::Damaged(format!(
                 "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
             )),
@@ -44,7 +45,7 @@ impl Content {
                 log::debug!("{}: {error}", shown.display());
                 Self::Other
             }
-        }
+        })
     }
 }
 
@@ -234,6 +235,8 @@ pub(super) fn no_ruby(mappings: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use rustix::thread::CapabilitySet;
 
     use super::*;
@@ -294,8 +297,7 @@ mod tests {
     #[test]
     fn certainty() {
         let read = || Ok::<_, ()>(VmState::Busy);
-        let early =
-            || [Ok(VmState::NotSetUp), Ok::<_, ()>(VmState::Unreadable(std::io::ErrorKind::Other.into()))];
+        let early = || [Ok(VmState::NotSetUp), Ok::<_, ()>(VmState::Unreadable(io::ErrorKind::Other.into()))];
         for state in early() {
             assert_eq!(built_in(&state, || Some(false)), Sure::NotYet);
             assert_eq!(linked_library(&state, || Some(false)), Sure::Yes);
@@ -325,16 +327,47 @@ mod tests {
         }
     }
 
-    /// A file that cannot be read is a damaged Ruby if its name says so, and otherwise nothing.
+    /// A file that is not understood is a damaged Ruby if its name says so, and otherwise nothing.
     #[test]
     fn content() {
-        let probe = || Err(ElfError::OutOfFile { what: "x" });
-        for (path, damaged) in
+        let mut damaged = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        damaged.truncate(1 << 10);
+        for (path, ruby) in
             [("/usr/lib/libruby-3.1.so.3.1", true), ("/opt/bin/ruby", true), ("/usr/lib/libc.so.6", false)]
         {
-            let content = Content::from_probe(probe(), Path::new(path));
-            assert_eq!(matches!(content, Content::Damaged(_)), damaged, "{path}: {content:?}");
+            let content = Content::of(damaged.as_slice(), Path::new(path)).unwrap();
+            assert_eq!(matches!(content, Content::Damaged(_)), ruby, "{path}: {content:?}");
         }
-        assert_eq!(Content::from_probe(Ok(None), Path::new("/usr/bin/ruby")), Content::Other);
+        assert_eq!(
+            Content::of(b"#!/bin/sh\n".as_slice(), Path::new("/usr/bin/ruby")).unwrap(),
+            Content::Other
+        );
+    }
+
+    /// A file on a file server that fails once.
+    struct Failing(Cell<bool>, Vec<u8>);
+
+    impl ReadAt for Failing {
+        fn size(&self) -> io::Result<u64> {
+            Ok(self.1.len() as u64)
+        }
+
+        fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+            if self.0.replace(false) {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            self.1.as_slice().read_exact_at(buffer, offset)
+        }
+    }
+
+    /// A read that fails condemns no file.
+    #[test]
+    fn failed_reads() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        for path in ["/usr/lib/libruby-3.1.so.3.1", "/usr/bin/app"] {
+            let file = Failing(Cell::new(true), own.clone());
+            assert_eq!(Content::of(&file, Path::new(path)).unwrap_err().raw_os_error(), Some(libc::EIO));
+            assert_eq!(Content::of(&file, Path::new(path)).unwrap(), Content::Other);
+        }
     }
 }

@@ -530,18 +530,21 @@ impl Surveyor<'_> {
         }
         let shown = &image_file.shown;
         let file = root_file::open(&image_file.open)?;
+        let mut refused = |why| self.add_image(&file, shown, Choice { method: None, refusals: vec![why] });
         let known = match Content::of(&file, shown) {
-            Content::Interpreter => {
-                let around = Around { info: self.debug, image: image_file, later: None };
-                let choice = choose(&file, &METHODS, self.abilities, self.cache, around);
-                self.add_image(&file, shown, choice)
-            }
-            Content::Damaged(reason) => {
-                let refusals = vec![Rejection::Damaged(reason)];
-                self.add_image(&file, shown, Choice { method: None, refusals })
-            }
-            Content::GcLibrary => Known::GcLibrary,
-            Content::Other => Known::Other,
+            Err(error) if installed::names_ruby(shown) => refused(Rejection::Unread(format!(
+                "by its name it holds a CRuby interpreter, but it cannot be read: {error}"
+            ))),
+            content => match content? {
+                Content::Interpreter => {
+                    let around = Around { info: self.debug, image: image_file, later: None };
+                    let choice = choose(&file, &METHODS, self.abilities, self.cache, around);
+                    self.add_image(&file, shown, choice)
+                }
+                Content::Damaged(reason) => refused(Rejection::Damaged(reason)),
+                Content::GcLibrary => Known::GcLibrary,
+                Content::Other => Known::Other,
+            },
         };
         self.known.insert(key, known);
         Ok(known)

@@ -178,6 +178,9 @@ pub enum Rejection {
     /// It cannot be read at all.
     #[error("{0}")]
     Damaged(String),
+    /// Reading it has failed.
+    #[error("{0}")]
+    Unread(String),
 }
 
 /// The best method of tracing an image's GC work.

@@ -145,6 +145,10 @@ fn remedy(why: &Rejection) -> String {
     let error = match why {
         Rejection::Sites(error) => error,
         Rejection::Damaged(_) => return "the file is damaged or was cut off: reinstall it".to_owned(),
+        Rejection::Unread(_) => {
+            return "its disk or file server answered with an error: look at the kernel's log, and try again"
+                .to_owned();
+        }
         Rejection::Fallback(_) => return "use a kernel of 5.15 or later".to_owned(),
     };
     let text = match error {

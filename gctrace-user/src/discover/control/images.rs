@@ -42,18 +42,23 @@ const MAX_PUT_OFF: usize = 4;
 
 impl Control {
     pub(super) fn judge(&mut self, key: ImageKey, image: &ImageFile) -> Verdict {
-        let file = match root_file::open(&image.open) {
-            Ok(file) => file,
+        let read = root_file::open(&image.open)
+            .and_then(|file| Content::of(&file, &image.shown).map(|content| (file, content)));
+        let (judged, is_read) = match read {
+            Ok((file, content)) => (self.judge_file(key, &file, content, image), true),
             Err(error) => {
-                // The process is gone, or gctrace has run out of descriptors. That says nothing about the image, so the verdict is not
-                // stored, and the image is judged again when another process maps it.
-                log::debug!("{}: {error}", image.shown.display());
-                return Verdict::NotRuby;
+                let Some(why) = NotOpened::unread(&error, &image.shown) else {
+                    log::debug!("{}: {error}", image.shown.display());
+                    return Verdict::NotRuby;
+                };
+                (Err(why), false)
             }
         };
-        let judged = self.judge_file(key, &file, image);
         let verdict = self.settle(key, &image.shown, judged);
-        self.verdicts.insert(key, verdict.clone());
+        // A file that could not be read is judged again when another process maps it.
+        if is_read || matches!(verdict, Verdict::Waiting) {
+            self.verdicts.insert(key, verdict.clone());
+        }
         if let Verdict::Traced(traced) = &verdict {
             if let Some(native) = &mut self.native {
                 native.prepare(key, &image.open, &image.shown);
@@ -91,13 +96,14 @@ impl Control {
         }
     }
 
-    pub(super) fn judge_file(
+    fn judge_file(
         &mut self,
         key: ImageKey,
         file: &File,
+        content: Content,
         image: &ImageFile,
     ) -> Result<Verdict, NotOpened> {
-        match Content::of(file, &image.shown) {
+        match content {
             Content::Interpreter => {}
             Content::GcLibrary => return Ok(Verdict::GcLibrary),
             Content::Other => return Ok(Verdict::NotRuby),

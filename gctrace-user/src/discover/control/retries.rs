@@ -8,12 +8,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::super::identity::ImageKey;
+use super::super::{identity::ImageKey, installed::names_ruby};
 
 /// Maximum number of attempts per image.
 const TRIES: u32 = 5;
 /// Delay before the second attempt; it doubles for each further one.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
+
+/// Errors that may pass.
+const PASSING: [i32; 8] = [
+    libc::EMFILE,
+    libc::ENFILE,
+    libc::ENOMEM,
+    libc::EAGAIN,
+    libc::EINTR,
+    libc::EIO,
+    libc::ESTALE,
+    libc::ETIMEDOUT,
+];
 
 /// Why an image could not be opened.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +40,17 @@ impl NotOpened {
     pub(super) fn by(error: &(dyn Error + 'static), reason: String) -> Self {
         Self { reason, passes: passes(error) }
     }
+
+    /// A file that could not be opened or read. `None`: that says nothing about an image, because the process or the file is gone, or
+    /// the file does not look like a Ruby.
+    pub(super) fn unread(error: &io::Error, shown: &Path) -> Option<Self> {
+        let code = error.raw_os_error();
+        let passes = passes(error) || error.kind() == io::ErrorKind::UnexpectedEof;
+        let gone = matches!(code, Some(libc::ENOENT | libc::ESRCH));
+        let reason = || format!("by its name it holds a CRuby interpreter, but it cannot be read: {error}");
+        let concerns = !gone && (code.is_some() || passes) && names_ruby(shown);
+        concerns.then(|| Self { reason: reason(), passes })
+    }
 }
 
 /// A permanent reason.
@@ -37,12 +60,12 @@ impl From<String> for NotOpened {
     }
 }
 
-/// Whether the error is a temporary shortage in the kernel (`errno(3)`).
+/// Whether the error is a temporary shortage in the kernel, or of a disk or a file server that may answer later (`errno(3)`).
 pub(super) fn passes(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-        if matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN | libc::EINTR)) {
+        if code.is_some_and(|code| PASSING.contains(&code)) {
             return true;
         }
         cause = error.source();
@@ -125,6 +148,23 @@ impl Retries {
 mod tests {
     use super::*;
 
+    /// A Ruby that could not be opened or read is tried again, or refused if it may not be read; nothing follows about other files, and from a
+    /// process that is gone.
+    #[test]
+    fn files_that_are_not_read() {
+        let (ruby, other) = (Path::new("/srv/lib/libruby.so.3.4"), Path::new("/srv/lib/libc.so.6"));
+        let unread = |code, path| NotOpened::unread(&io::Error::from_raw_os_error(code), path);
+        for code in [libc::EMFILE, libc::ENFILE, libc::EIO, libc::ESTALE, libc::ETIMEDOUT] {
+            let why = unread(code, ruby).unwrap();
+            assert!(why.passes && why.reason.contains("cannot be read: "), "{why:?}");
+            assert_eq!(unread(code, other), None);
+        }
+        assert!(!unread(libc::EACCES, ruby).unwrap().passes);
+        assert!(NotOpened::unread(&io::ErrorKind::UnexpectedEof.into(), ruby).unwrap().passes);
+        assert_eq!((unread(libc::ENOENT, ruby), unread(libc::ESRCH, ruby)), (None, None));
+        assert_eq!(NotOpened::unread(&io::Error::other("not a regular file"), ruby), None);
+    }
+
     /// A shortage in the kernel is temporary; missing permissions or features are not.
     #[test]
     fn reasons_that_pass() {
@@ -132,7 +172,7 @@ mod tests {
         #[error("attaching")]
         struct Attaching(#[source] Box<dyn Error + Send + Sync>);
         let error = |code| Attaching(io::Error::from_raw_os_error(code).into());
-        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+        for code in PASSING {
             assert!(passes(&error(code)), "{code}");
             assert!(NotOpened::by(&error(code), String::new()).passes);
         }

@@ -182,7 +182,7 @@ pub(super) struct Control {
     /// Number of traced processes.
     processes: usize,
     /// Refusals already reported; cleared when there are too many.
-    refused_said: HashSet<(u32, ImageKey)>,
+    refused_said: HashSet<(u32, Option<ImageKey>)>,
     images: Images,
     /// Number of probed images.
     attached: usize,
@@ -422,7 +422,13 @@ impl Control {
     }
 
     /// Reports, once, that a process is not traced because of its image.
-    pub(super) fn refuse(&mut self, pid: u32, key: ImageKey, mapping: &ExecutableMapping, reason: &str) {
+    pub(super) fn refuse(
+        &mut self,
+        pid: u32,
+        key: Option<ImageKey>,
+        mapping: &ExecutableMapping,
+        reason: &str,
+    ) {
         if self.refused_said.len() > REFUSALS_REMEMBERED {
             self.refused_said.clear();
         }

@@ -1,13 +1,16 @@
 //! Decides which images contain the GC that a process runs, and whether that is certain; shared by runs and `gctrace doctor`.
 //! Nothing here reads a process; both callers pass what they have read.
 
-use std::{io, path::Path};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 use procfs::ProcError;
 
 use super::{
     installed,
-    mappings::{ExecutableMapping, load_bias},
+    mappings::{ExecutableMapping, is_shortage, load_bias},
     state::VmState,
 };
 use crate::{
@@ -220,6 +223,34 @@ fn denied(path: Option<&Path>, root: bool, lacking: Option<&Lacking>) -> String 
     )
 }
 
+/// A file that a process maps and that cannot be opened.
+#[derive(Debug)]
+pub(super) struct Unopened {
+    pub(super) path: PathBuf,
+    pub(super) error: io::Error,
+}
+
+impl Unopened {
+    /// Why the process is not traced, if the file should be its Ruby. A lack of descriptors or memory says nothing about it.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let concerns = installed::names_ruby(&self.path) && !is_shortage(&self.error);
+        concerns.then(|| {
+            format!("by its name it holds a CRuby interpreter, but it cannot be opened: {}", self.error)
+        })
+    }
+}
+
+impl fmt::Display for Unopened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "its program cannot be opened: {}: {}", self.path.display(), self.error)
+    }
+}
+
+/// Whether an error about the file of a mapping says that the process or the mapping is gone.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
 /// Why a process whose exit has been reported cannot be read.
 pub(super) const ZOMBIE: &str = "it has exited: it is a zombie, for which its parent has not waited yet";
 
@@ -324,6 +355,28 @@ mod tests {
             let why = denied(path, true, None);
             assert!(why.contains(&format!("refuses {file} (permission denied)")), "{why}");
             assert!(why.contains("container") && !why.contains("sudo"), "{why}");
+        }
+    }
+
+    /// A file that root may not open is named with the reason, and its process is refused if it should be a Ruby; that of a process that is gone is
+    /// no such file.
+    #[test]
+    fn unopened() {
+        let of = |path: &str, code| Unopened { path: path.into(), error: io::Error::from_raw_os_error(code) };
+        let ruby = of("/mnt/home/bin/ruby", libc::EACCES);
+        assert_eq!(
+            ruby.to_string(),
+            "its program cannot be opened: /mnt/home/bin/ruby: Permission denied (os error 13)"
+        );
+        let reason = ruby.refusal().unwrap();
+        assert!(reason.ends_with("it cannot be opened: Permission denied (os error 13)"), "{reason}");
+        assert!(of("/usr/lib/libruby.so.3.4", libc::ESTALE).refusal().is_some());
+        assert_eq!(of("/mnt/home/bin/app", libc::EACCES).refusal(), None);
+        assert_eq!(of("/mnt/home/bin/ruby", libc::ENOMEM).refusal(), None);
+        for (code, gone) in
+            [(libc::ENOENT, true), (libc::ESRCH, true), (libc::EACCES, false), (libc::ENOTCONN, false)]
+        {
+            assert_eq!(is_gone(&io::Error::from_raw_os_error(code)), gone, "{code}");
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     super::{
-        decision::{self, Role, Sure},
+        decision::{self, Role, Sure, Unopened, is_gone},
         identity::ImageKey,
         image_file::ImageFile,
         mappings::{self, ExecutableMapping},
@@ -89,17 +89,38 @@ impl Control {
     pub(super) fn inspect(&mut self, pid: u32) {
         match mappings::of_process(pid) {
             Ok(mappings) => {
-                self.inspect_mappings(pid, &mappings);
+                if let Err(Some(unopened)) = self.inspect_mappings(pid, &mappings) {
+                    log::debug!("pid {pid}: {unopened}");
+                }
             }
             Err(error) => log::debug!("pid {pid}: {error}"),
         }
     }
 
-    /// Inspects all executable mappings; returns whether one is a Ruby (traced or refused).
-    pub(super) fn inspect_mappings(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> bool {
-        let verdicts = self.verdicts_of(pid, mappings);
+    /// Inspects all executable mappings; returns whether one is a Ruby (traced or refused). If none is, `Err` has the file that could not be
+    /// opened, if there is one.
+    pub(super) fn inspect_mappings(
+        &mut self,
+        pid: u32,
+        mappings: &[ExecutableMapping],
+    ) -> Result<(), Option<Unopened>> {
+        let mut unopened = None;
+        let mut verdicts = Vec::new();
+        for mapping in mappings {
+            verdicts.push(self.verdict(pid, mapping).unwrap_or_else(|error| {
+                unopened = Some((mapping, Unopened { path: mapping.path.clone(), error }));
+                None
+            }));
+        }
         let gcs = decision::gcs(mappings.iter().zip(verdicts.iter().map(|known| role(known.as_ref()))));
         let mut ruby = gcs.ruby;
+        if let Some((mapping, unopened)) = &unopened
+            && !ruby
+            && let Some(reason) = unopened.refusal()
+        {
+            ruby = true;
+            self.refuse(pid, None, mapping, &reason);
+        }
         let mut chosen = false;
         for (key, verdict) in verdicts.iter().flatten() {
             match verdict {
@@ -124,7 +145,7 @@ impl Control {
         }
         for index in gcs.refused {
             if let Some((key, Verdict::Refused(reason))) = &verdicts[index] {
-                self.refuse(pid, *key, &mappings[index], reason);
+                self.refuse(pid, Some(*key), &mappings[index], reason);
             }
         }
         // Which GC such a process runs depends on all its mappings.
@@ -133,7 +154,7 @@ impl Control {
         }
         // Only after its Ruby is probed: otherwise its requests would be those of a process that is not traced.
         self.look_for_server(pid, mappings);
-        ruby
+        if ruby { Ok(()) } else { Err(unopened.map(|(_, unopened)| unopened)) }
     }
 
     /// The verdicts on the files of these mappings.
@@ -142,17 +163,22 @@ impl Control {
         pid: u32,
         mappings: &[ExecutableMapping],
     ) -> Vec<Option<(ImageKey, Verdict)>> {
-        mappings.iter().map(|mapping| self.verdict(pid, mapping)).collect()
+        mappings.iter().map(|mapping| self.verdict(pid, mapping).ok().flatten()).collect()
     }
 
-    /// The verdict on the file of a mapping; `None` if the process is gone.
+    /// The verdict on the file of a mapping; `None` if the process is gone. `Err`: the file cannot be opened, not even by root, as on a FUSE file
+    /// system of another user.
     pub(in crate::discover) fn verdict(
         &mut self,
         pid: u32,
         mapping: &ExecutableMapping,
-    ) -> Option<(ImageKey, Verdict)> {
+    ) -> io::Result<Option<(ImageKey, Verdict)>> {
         let file = mapping.file(pid);
-        let key = ImageKey::of(&file).ok()?;
+        let key = match ImageKey::of(&file) {
+            Ok(key) => key,
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
         let verdict = match self.verdicts.get(&key) {
             Some(verdict) => verdict.clone(),
             None => match self.alias(pid, mapping, &key) {
@@ -167,10 +193,10 @@ impl Control {
                     verdict
                 }
                 Alias::New => self.judge(key, &ImageFile::of_process(pid, &file, &mapping.path)),
-                Alias::Gone => return None,
+                Alias::Gone => return Ok(None),
             },
         };
-        Some((key, verdict))
+        Ok(Some((key, verdict)))
     }
 
     /// Whether a file is already probed under another identity. The times of a file may change while it is probed. On overlayfs only the code

@@ -156,11 +156,14 @@ impl Control {
                 let (reason, denied) = decision::unreadable(&error);
                 (reason, false, denied)
             }
-            Ok(mappings) if self.inspect_mappings(pid, &mappings) => return Ok(()),
-            Ok(mappings) if mappings.is_empty() && is_zombie(pid) => {
-                (decision::ZOMBIE.to_owned(), false, false)
-            }
-            Ok(mappings) => (decision::no_ruby(mappings.len()), !mappings.is_empty(), false),
+            Ok(mappings) => match self.inspect_mappings(pid, &mappings) {
+                Ok(()) => return Ok(()),
+                Err(_) if mappings.is_empty() && is_zombie(pid) => {
+                    (decision::ZOMBIE.to_owned(), false, false)
+                }
+                Err(Some(unopened)) => (unopened.to_string(), true, true),
+                Err(None) => (decision::no_ruby(mappings.len()), !mappings.is_empty(), false),
+            },
         };
         Err(NoRuby { reason, passes, denied })
     }

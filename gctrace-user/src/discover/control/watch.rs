@@ -228,8 +228,11 @@ impl Control {
         {
             log::warn!("pid {pid}: {error}");
         }
-        if pid != self.own_pid && selectable {
-            self.inspect_mappings(pid, &[mapping]);
+        if pid != self.own_pid
+            && selectable
+            && let Err(Some(unopened)) = self.inspect_mappings(pid, &[mapping])
+        {
+            log::debug!("pid {pid}: {unopened}");
         }
     }
 
@@ -242,7 +245,7 @@ impl Control {
         for AttributedMapping { pid, mapping, file } in unattributed.find() {
             let verdict = self.verdict(pid, &mapping);
             // If a file could not be opened, its verdict is not stored and says nothing about the image.
-            let holds_none = verdict.is_some_and(|(key, verdict)| {
+            let holds_none = verdict.ok().flatten().is_some_and(|(key, verdict)| {
                 matches!(verdict, Verdict::NotRuby) && self.verdicts.contains_key(&key)
             });
             if let (true, Some(file), Some(unattributed)) = (holds_none, file, &mut self.unattributed) {

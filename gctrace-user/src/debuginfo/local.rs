@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use object::LittleEndian as LE;
@@ -71,6 +72,7 @@ pub(super) fn open_belonging(
     path: &Path,
 ) -> Result<File, Reject> {
     let file = open_below(root, path)?;
+    may_be_used(&file, search)?;
     let same = same_build(search.build_id, &file)?;
     if matches!(origin, Origin::DebugLink(_)) {
         let wanted = debug_link(source).map(|(_, crc)| crc).ok_or(Reject::Absent)?;
@@ -85,14 +87,27 @@ pub(super) fn open_belonging(
     Ok(file)
 }
 
-/// Opens the supplementary file that a debug file names, if any.
-pub(super) fn alt_of(file: &File, root: &Path, path: &Path) -> Result<Option<File>, Reject> {
+/// Whether a separate file is of a user who can change the image itself.
+pub(super) fn may_be_used(file: &File, search: &Search<'_>) -> Result<(), Reject> {
+    let owner = file.metadata()?.uid();
+    if owner == 0 || Some(owner) == search.owner { Ok(()) } else { Err(Reject::OtherOwner(owner)) }
+}
+
+/// Opens the supplementary file that a debug file names, if any and if `check` accepts it.
+pub(super) fn alt_of(
+    file: &File,
+    root: &Path,
+    path: &Path,
+    check: impl Fn(&File) -> Result<(), Reject>,
+) -> Result<Option<File>, Reject> {
     let Some(link) = dwarf::alt_link(file)? else { return Ok(None) };
     let folder = path.parent().unwrap_or(Path::new("/"));
     let by_id = build_id_path(&link.build_id);
     for path in [Some(folder.join(&link.path)), by_id].into_iter().flatten() {
         match open_below(root, &path) {
-            Ok(alt) if super::build_id_of(&alt)?.as_ref() == Some(&link.build_id) => return Ok(Some(alt)),
+            Ok(alt) if super::build_id_of(&alt)?.as_ref() == Some(&link.build_id) => {
+                return check(&alt).map(|()| Some(alt));
+            }
             Ok(_) | Err(Reject::Absent) => {}
             Err(reject) => return Err(reject),
         }

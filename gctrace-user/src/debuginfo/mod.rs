@@ -29,6 +29,9 @@ pub struct Search<'a> {
     pub build_id: Option<&'a BuildId>,
     /// The image's path, as its process sees it.
     pub path: &'a Path,
+    /// The user who owns the image, as gctrace sees it; `None`: unknown. What a process sees as its root may be made by its user, who could
+    /// mislead gctrace about other users' processes of the image.
+    pub owner: Option<u32>,
     /// Root folders in search order: that of the process (`/proc/PID/root`), then the host's.
     /// Symbolic links are only followed inside the root.
     pub roots: &'a [PathBuf],
@@ -98,6 +101,8 @@ pub struct DebugFile {
 pub(super) enum Reject {
     #[error("not there")]
     Absent,
+    #[error("user {0} owns it, not root or the owner of the image")]
+    OtherOwner(u32),
     #[error("{0}")]
     Elf(#[from] ElfError),
     #[error("{0}")]
@@ -191,7 +196,7 @@ pub fn types(source: &dyn ReadAt, search: &Search<'_>) -> Located<DebugFile> {
         trail.look(origin.clone(), || {
             let file = local::open_belonging(search, source, &origin, root, &path)?;
             has_dwarf(&file)?;
-            let alt = local::alt_of(&file, root, &path)?;
+            let alt = local::alt_of(&file, root, &path, |alt| local::may_be_used(alt, search))?;
             Ok(DebugFile { file, alt })
         });
     }
@@ -223,7 +228,7 @@ pub fn open_given(path: &Path) -> Result<(DebugFile, Option<BuildId>), String> {
         let id = build_id_of(&file)?;
         has_dwarf(&file)?;
         let real = path.canonicalize()?;
-        let alt = local::alt_of(&file, Path::new("/"), &real)?;
+        let alt = local::alt_of(&file, Path::new("/"), &real, |_| Ok(()))?;
         Ok((DebugFile { file, alt }, id))
     };
     open().map_err(|reject| format!("{}: {reject}", path.display()))

@@ -21,8 +21,13 @@ pub struct FunctionNames {
 impl FunctionNames {
     /// Reads the symbols of an image: `.symtab`, otherwise `.gnu_debugdata` or a separate debug file below the roots; `.dynsym`;
     /// and the extents of functions without a symbol. Missing or damaged sources are skipped; it is only an error if
-    /// nothing could be read at all.
-    pub fn read(source: &dyn ReadAt, path: &Path, roots: &[PathBuf]) -> Result<Self, ElfError> {
+    /// nothing could be read at all. `owner`: the user who owns the image, if known.
+    pub fn read(
+        source: &dyn ReadAt,
+        path: &Path,
+        owner: Option<u32>,
+        roots: &[PathBuf],
+    ) -> Result<Self, ElfError> {
         let headers = Headers::read(&source)?;
         let table = |kind| {
             let read =
@@ -33,7 +38,7 @@ impl FunctionNames {
         let mut symbols = table(elf::SHT_SYMTAB);
         if symbols.is_empty() {
             let build_id = build_id(&source, &headers).ok().flatten();
-            let search = Search { build_id: build_id.as_ref(), path, roots, servers: None };
+            let search = Search { build_id: build_id.as_ref(), path, owner, roots, servers: None };
             let located = symbols_beside(&exports, source, &search);
             symbols = located.found.map(|(table, _)| table).unwrap_or_default();
         }
@@ -76,7 +81,7 @@ mod tests {
     #[test]
     fn stripped_library() {
         let file = libruby_file();
-        let names = FunctionNames::read(&file, libruby(), &[]).unwrap();
+        let names = FunctionNames::read(&file, libruby(), None, &[]).unwrap();
         let exported = names.exports.find("rb_funcallv").unwrap();
         assert_eq!(names.name(exported.address), Some("rb_funcallv"));
         assert_eq!(names.start(Svma(exported.address.0 + 1)), Some(exported.address));

@@ -74,8 +74,45 @@ impl Fixture {
         let (image, file) = self.image(name);
         let roots = [self.path("root")];
         let path = Path::new("/usr/lib/libthing.so");
-        let search = Search { build_id: image.build_id(), path, roots: &roots, servers };
+        let search = Search { build_id: image.build_id(), path, owner: Some(user()), roots: &roots, servers };
         symbols(&image, &file, &search)
+    }
+}
+
+/// The user who makes the files of these tests.
+fn user() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+/// A debug file or supplementary file is used if root or the owner of the image owns it: a process may show any file in its root, and the image is
+/// that of other users, too.
+#[test]
+fn owners() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let target = fixture.install("thing.debug", &fixture.by_id());
+    let (image, file) = fixture.image("bare.so");
+    let roots = [fixture.path("root")];
+    let path = Path::new("/usr/lib/libthing.so");
+    let of = |owner| {
+        let search = Search { build_id: image.build_id(), path, owner, roots: &roots, servers: None };
+        (symbols(&image, &file, &search), types(&file, &search).found.is_some())
+    };
+    for (its, images, used) in [
+        (0, Some(1), true),
+        (0, None, true),
+        (1, Some(1), true),
+        (1, Some(0), false),
+        (1, Some(2), false),
+        (1, None, false),
+    ] {
+        std::os::unix::fs::chown(&target, Some(its), None).unwrap();
+        let (symbols, types) = of(images);
+        assert_eq!((symbols.found.is_some(), types), (used, used), "{its} {images:?}");
+        let reason = "user 1 owns it, not root or the owner of the image";
+        assert_eq!(reasons(&symbols).contains(reason), !used, "{}", reasons(&symbols));
     }
 }
 
@@ -115,7 +152,8 @@ fn separate_files() {
         let (elf, file) = fixture.image(image);
         let roots = [fixture.path("nowhere"), fixture.path("root")];
         let path = Path::new("/usr/lib/libthing.so");
-        let search = Search { build_id: elf.build_id(), path, roots: &roots, servers: None };
+        let search =
+            Search { build_id: elf.build_id(), path, owner: Some(user()), roots: &roots, servers: None };
         let types = types(&file, &search).found.unwrap().0;
         let found = dwarf::read_structs(&types.file, None, &["thing"], &["gc.c"]).unwrap();
         assert_eq!(found.by_tag["thing"].size, 4);
@@ -132,7 +170,8 @@ fn order_of_places() {
     let roots = [fixture.path("root/container"), fixture.path("root")];
     let (image, file) = fixture.image("linked.so");
     let path = Path::new("/usr/lib/libthing.so");
-    let search = Search { build_id: image.build_id(), path, roots: &roots, servers: None };
+    let search =
+        Search { build_id: image.build_id(), path, owner: Some(user()), roots: &roots, servers: None };
     let look = || symbols(&image, &file, &search).found.map(|(_, origin)| origin);
     let install =
         |at: &str| ["container/", ""].map(|root| fixture.install("thing.debug", &format!("{root}{at}")));
@@ -299,8 +338,13 @@ fn servers_are_asked() {
     let old = servers(&old);
     agrees(&fixture, &fixture.symbols_of("bare.so", Some(&old)).found.unwrap().0);
     let (image, file) = fixture.image("bare.so");
-    let search =
-        Search { build_id: image.build_id(), path: Path::new("/x"), roots: &[], servers: Some(&old) };
+    let search = Search {
+        build_id: image.build_id(),
+        path: Path::new("/x"),
+        owner: None,
+        roots: &[],
+        servers: Some(&old),
+    };
     let types = types(&file, &search).found.unwrap().0;
     assert!(
         dwarf::read_structs(&types.file, None, &["thing"], &["gc.c"]).unwrap().by_tag.contains_key("thing")
@@ -387,7 +431,13 @@ fn supplementary_files_of_servers() {
         let (url, _) = serve(move |path| Some(if path == own { one.clone() } else { common.clone() }));
         let servers = servers(&url);
         let path = Path::new("/x");
-        let search = Search { build_id: image.build_id(), path, roots: &[], servers: Some(&servers) };
+        let search = Search {
+            build_id: image.build_id(),
+            path,
+            owner: Some(user()),
+            roots: &[],
+            servers: Some(&servers),
+        };
         let located = types(&file, &search);
         assert_eq!(located.found.is_some(), fits, "{supplement}: {}", reasons(&located));
         assert!(fits || reasons(&located).contains("its build id is"), "{}", reasons(&located));
@@ -443,7 +493,7 @@ fn damage_never_panics() {
     proptest!(ProptestConfig::with_cases(1_000), |(patches in prop::collection::vec((place, byte), 1..12))| {
         let damaged = Damaged { bytes: &bytes, patches };
         let path = Path::new("/usr/lib/libthing.so");
-        let search = Search { build_id: image.build_id(), path, roots: &roots, servers: None };
+        let search = Search { build_id: image.build_id(), path, owner: Some(user()), roots: &roots, servers: None };
         let located = symbols(&image, &damaged, &search);
         prop_assert!(located.misses.len() <= 5);
         let _ = types(&damaged, &search);

@@ -1,6 +1,6 @@
 //! What debug information adds to the analysis of an image: symbols that confirm its sites, and layouts of exactly this build.
 
-use std::{cell::Cell, collections::BTreeSet, fs::File, path::PathBuf};
+use std::{cell::Cell, collections::BTreeSet, fs::File, os::unix::fs::MetadataExt as _, path::PathBuf};
 
 use super::image_file::ImageFile;
 use crate::{
@@ -130,7 +130,7 @@ impl<'a> Around<'a> {
         let path = self.image.in_root.display();
         let id = analysis.build_id.clone();
         let before = if earlier { Symbols::Earlier } else { Symbols::None };
-        let search = self.search(id.as_ref());
+        let search = self.search(id.as_ref(), source);
         let mut located = None;
         if debuginfo::may_be_at_hand(source, &search) {
             let image = self.read(image, source)?;
@@ -214,7 +214,7 @@ impl<'a> Around<'a> {
             Ok(table) => return Ok(Some(table)),
             Err(error) => log::debug!("{path}: {error}"),
         }
-        let local = self.search(build_id);
+        let local = self.search(build_id, source);
         let mut found = self.types(source, &local);
         if found.is_none()
             && build_id.is_some()
@@ -235,12 +235,13 @@ impl<'a> Around<'a> {
     }
 
     /// A search on this host.
-    fn search<'s>(&self, build_id: Option<&'s BuildId>) -> Search<'s>
+    fn search<'s>(&self, build_id: Option<&'s BuildId>, source: &File) -> Search<'s>
     where
         'a: 's,
     {
         let ImageFile { in_root, roots, .. } = self.image;
-        Search { build_id, path: in_root, roots, servers: None }
+        let owner = source.metadata().ok().map(|file| file.uid());
+        Search { build_id, path: in_root, owner, roots, servers: None }
     }
 }
 

@@ -83,8 +83,11 @@ impl CodeImage {
         let read = || {
             let path = Path::new(&*self.path);
             let read = match &self.source {
-                Source::File(file) => FunctionNames::read(file, path, &self.roots),
-                Source::Bytes(bytes) => FunctionNames::read(&bytes.as_slice(), path, &[]),
+                Source::File(file) => {
+                    let owner = file.metadata().ok().map(|file| file.uid());
+                    FunctionNames::read(file, path, owner, &self.roots)
+                }
+                Source::Bytes(bytes) => FunctionNames::read(&bytes.as_slice(), path, None, &[]),
             };
             read.inspect_err(|error| log::debug!("names of {}: {error}", self.path)).ok()
         };

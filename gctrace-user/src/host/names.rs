@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    fs,
+    fs::{self, Metadata},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -14,14 +15,25 @@ use crate::model::Container;
 
 /// Minimum interval between lookups of a container without a name.
 const FRESH: Duration = Duration::from_secs(1);
+/// Maximum number of remembered names from Docker.
+const REMEMBERED: usize = 4096;
 
 /// Looks names up.
 #[derive(Debug)]
 pub struct Names {
     root: PathBuf,
     kube_root: Option<PathBuf>,
-    containers: HashMap<String, String>,
+    lists: [List; STORED.len()],
+    docker: HashMap<String, String>,
     missing: HashMap<String, Instant>,
+}
+
+/// The names in one list of containers/storage.
+#[derive(Debug, Default)]
+struct List {
+    /// Inode, size and times of the file when it was read; `None`: there was none.
+    read: Option<(u64, u64, [i64; 4])>,
+    names: HashMap<String, String>,
 }
 
 /// A pod.
@@ -65,7 +77,13 @@ pub const PODS: &str = "var/log/pods";
 impl Names {
     /// Names of the host whose files are below `root`; including pods, if the root of the kubelet's files is given.
     pub fn below(root: &Path, kube_root: Option<PathBuf>) -> Self {
-        Self { root: root.to_owned(), kube_root, containers: HashMap::new(), missing: HashMap::new() }
+        Self {
+            root: root.to_owned(),
+            kube_root,
+            lists: Default::default(),
+            docker: HashMap::new(),
+            missing: HashMap::new(),
+        }
     }
 
     /// The container that a process runs in, with its name.
@@ -79,20 +97,41 @@ impl Names {
         place
     }
 
-    /// The name of a container, if its runtime stores one in a file.
+    /// The name of a container, if its runtime stores one in a file. Anybody who may create cgroups can make up ids: one that is unknown costs a few
+    /// attempts to open a file, however many containers there are.
     pub fn container(&mut self, id: &str) -> Option<String> {
-        let known = self.containers.contains_key(id);
-        if !known && self.missing.get(id).is_none_or(|looked| looked.elapsed() >= FRESH) {
-            self.containers = self.list();
+        if self.known(id).is_none() && self.missing.get(id).is_none_or(|looked| looked.elapsed() >= FRESH) {
+            for (list, path) in self.lists.iter_mut().zip(STORED) {
+                list.refresh(&self.root.join(path));
+            }
+            if let Some(name) = self.of_docker(id) {
+                if self.docker.len() >= REMEMBERED {
+                    self.docker.clear();
+                }
+                self.docker.insert(id.to_owned(), name);
+            }
             self.missing.retain(|_, looked| looked.elapsed() < FRESH);
             self.missing.insert(id.to_owned(), Instant::now());
         }
-        self.containers.get(id).cloned()
+        self.known(id).map(ToOwned::to_owned)
     }
 
     /// Like [`Names::container`], without a new lookup.
     pub fn known(&self, id: &str) -> Option<&str> {
-        self.containers.get(id).map(String::as_str)
+        let names = self.lists.iter().map(|list| &list.names).chain([&self.docker]);
+        names.filter_map(|names| names.get(id)).next_back().map(String::as_str)
+    }
+
+    /// The name of one of Docker's containers.
+    fn of_docker(&self, id: &str) -> Option<String> {
+        if !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return None;
+        }
+        let path = self.root.join(DOCKER).join(id).join("config.v2.json");
+        let text = fs::read(&path).ok()?;
+        let docker = serde_json::from_slice::<Docker>(&text);
+        let docker = docker.inspect_err(|error| log::info!("{}: {error}", path.display())).ok()?;
+        Some(docker.name.trim_start_matches('/').to_owned())
     }
 
     /// The pod with this uid, if the root of the kubelet's files was given and the pod exists.
@@ -106,30 +145,27 @@ impl Names {
             (words.next() == Some(uid) && words.next().is_none()).then_some(pod)
         })
     }
+}
 
-    fn list(&self) -> HashMap<String, String> {
-        let mut names = HashMap::new();
-        for path in STORED {
-            let Ok(text) = fs::read(self.root.join(path)) else { continue };
-            match serde_json::from_slice::<Vec<Stored>>(&text) {
-                Ok(stored) => {
-                    let found = stored.into_iter().filter_map(|mut one| Some((one.id, one.names.pop()?)));
-                    names.extend(found);
-                }
-                Err(error) => log::info!("{path}: {error}"),
-            }
+impl List {
+    /// Reads the file again if it has changed. Returns whether it was read.
+    fn refresh(&mut self, path: &Path) -> bool {
+        let times = |file: &Metadata| [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
+        let now = fs::metadata(path).ok().map(|file| (file.ino(), file.size(), times(&file)));
+        if now == self.read {
+            return false;
         }
-        for entry in fs::read_dir(self.root.join(DOCKER)).into_iter().flatten().flatten() {
-            let Some(id) = entry.file_name().to_str().map(ToOwned::to_owned) else { continue };
-            let Ok(text) = fs::read(entry.path().join("config.v2.json")) else { continue };
-            match serde_json::from_slice::<Docker>(&text) {
-                Ok(docker) => {
-                    names.insert(id, docker.name.trim_start_matches('/').to_owned());
-                }
-                Err(error) => log::info!("{}: {error}", entry.path().display()),
+        self.read = now;
+        self.names.clear();
+        let Ok(text) = fs::read(path) else { return true };
+        match serde_json::from_slice::<Vec<Stored>>(&text) {
+            Ok(stored) => {
+                let found = stored.into_iter().filter_map(|mut one| Some((one.id, one.names.pop()?)));
+                self.names.extend(found);
             }
+            Err(error) => log::info!("{}: {error}", path.display()),
         }
-        names
+        true
     }
 }
 
@@ -153,6 +189,34 @@ mod tests {
         let mut names = Names::below(root.path(), None);
         let found = ["aa", "bb", "cc", "dd"].map(|id| names.container(id));
         assert_eq!(found, [Some("web".to_owned()), None, Some("worker".to_owned()), None]);
+    }
+
+    /// Unknown ids make nobody read the lists again, which may be long, nor the files of other containers. A container that appears is found at once,
+    /// and one without a name a second later.
+    #[test]
+    fn unknown_ids() {
+        let root = tempfile::tempdir().unwrap();
+        let list = root.path().join(STORED[1]);
+        fs::create_dir_all(list.parent().unwrap()).unwrap();
+        fs::write(&list, r#"[{"id":"aa","names":["web"]}]"#).unwrap();
+        let mut names = Names::below(root.path(), None);
+        assert_eq!(names.container("aa").as_deref(), Some("web"));
+        for id in 0..100 {
+            let id = format!("unknown{id}");
+            assert_eq!((names.container(&id), names.lists[1].refresh(&list)), (None, false));
+        }
+        let docker = root.path().join(DOCKER).join("cc");
+        fs::create_dir_all(&docker).unwrap();
+        fs::write(docker.join("config.v2.json"), r#"{"Name":"/worker"}"#).unwrap();
+        assert_eq!(names.container("cc").as_deref(), Some("worker"));
+        fs::write(&list, r#"[{"id":"aa","names":["web"]},{"id":"bb","names":["jobs"]}]"#).unwrap();
+        assert_eq!((names.container("bb").as_deref(), names.known("aa")), (Some("jobs"), Some("web")));
+        assert_eq!(names.container("../cc"), None);
+        fs::remove_file(&list).unwrap();
+        assert_eq!(
+            (names.container("dd"), names.known("aa"), names.known("cc")),
+            (None, None, Some("worker"))
+        );
     }
 
     /// Pods get their names only from their own folders, and only if the root was given.

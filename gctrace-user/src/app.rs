@@ -37,6 +37,7 @@ use crate::{
     words::plural,
 };
 
+mod closing;
 mod diff;
 mod info;
 mod merge;
@@ -230,7 +231,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     // The gate is closed first: after that, the rings receive nothing more. Outputs are finished while
     // the probes are being detached.
     drop(stop);
-    run.drain_until_closed(|| control.is_finished());
+    let in_time = run.drain_until_closed(|| control.is_finished());
     // Settled counters mean that no program is running any more, so the rings are complete as well.
     let kernel = run.counters.read_settled();
     while run.pipeline.drain(&mut run.rings) {}
@@ -251,7 +252,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         }
     }
     say(&format!("gctrace: {}", ledger.summary()));
-    if control.join().is_err() {
+    if closing::has_ended(&control, in_time) && control.join().is_err() {
         run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
     }
     let has_seen = ledger.user.pipeline.processes > 0;
@@ -582,18 +583,5 @@ impl Run<'_> {
         if let Some(command) = &self.command {
             command.pass_on(self.signals);
         }
-    }
-
-    /// Drains the rings until no further record can arrive.
-    fn drain_until_closed(&mut self, gone: impl Fn() -> bool) {
-        while self.closed.is_none() && !gone() {
-            let more = self.pipeline.drain(&mut self.rings);
-            self.take_findings();
-            self.pass_on_signals();
-            if !more {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        }
-        self.take_findings();
     }
 }

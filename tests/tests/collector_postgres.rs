@@ -368,11 +368,7 @@ fn figures_are_added_up() -> Result<()> {
     );
     let deadline = Instant::now() + PATIENCE;
     while postgres.query(&fine)? != "0" {
-        ensure!(
-            Instant::now() < deadline,
-            "{} slots are left as they are",
-            postgres.query(&fine)?
-        );
+        ensure!(Instant::now() < deadline, "{} slots are left as they are", postgres.query(&fine)?);
         std::thread::sleep(Duration::from_millis(50));
     }
     ensure!(postgres.query(sums)? == before, "{before} became {}", postgres.query(sums)?);

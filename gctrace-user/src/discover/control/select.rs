@@ -5,9 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use procfs::ProcError;
+
 use super::{Control, ControlEvent};
 use crate::{
-    discover::{decision, mappings},
+    discover::{
+        decision,
+        mappings::{self, ExecutableMapping},
+    },
     host::{
         called,
         proc::{is_running, is_zombie},
@@ -151,7 +156,7 @@ impl Control {
 
     /// Inspects a selected process; `Err`: why it is not a Ruby.
     fn inspect_or_why(&mut self, pid: u32) -> Result<(), NoRuby> {
-        let (reason, passes, denied) = match mappings::of_process(pid) {
+        let (reason, passes, denied) = match mappings_of_program(pid) {
             Err(error) => {
                 let (reason, denied) = decision::unreadable(&error);
                 (reason, false, denied)
@@ -307,6 +312,29 @@ fn below(children: &Children, roots: &[u32]) -> Vec<u32> {
         }
     }
     found
+}
+
+/// The mappings of a process. In the middle of an exec it has a program, but none of its mappings: it is read again then.
+fn mappings_of_program(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
+    let has_program = || std::fs::read_link(proc_root::path(pid, "exe")).is_ok();
+    mapped_by_then(|| mappings::of_process(pid), has_program)
+}
+
+/// Reads until there is something, at most some milliseconds, while there is a program.
+fn mapped_by_then<T, E>(
+    mut read: impl FnMut() -> Result<Vec<T>, E>,
+    has_program: impl Fn() -> bool,
+) -> Result<Vec<T>, E> {
+    const TRIES: u32 = 5;
+    const PAUSE: Duration = Duration::from_millis(2);
+    for _ in 1..TRIES {
+        let mapped = read()?;
+        if !mapped.is_empty() || !has_program() {
+            return Ok(mapped);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    read()
 }
 
 #[cfg(test)]

@@ -363,4 +363,19 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
     }
+
+    /// A process in the middle of an exec has its program later; one that never has mappings, such as a kernel thread, is not awaited.
+    #[test]
+    fn in_the_middle_of_an_exec() {
+        let mut reads = 0;
+        let mut read = |at| {
+            reads += 1;
+            Ok::<_, ()>(if reads >= at { vec![reads] } else { Vec::new() })
+        };
+        assert_eq!(mapped_by_then(|| read(3), || true), Ok(vec![3]));
+        assert_eq!(mapped_by_then(|| read(u32::MAX), || false), Ok(Vec::new()));
+        assert_eq!(mapped_by_then(|| read(u32::MAX), || true), Ok(Vec::new()));
+        assert_eq!(reads, 3 + 1 + 5);
+        assert_eq!(mapped_by_then(|| Err::<Vec<u32>, _>("gone"), || true), Err("gone"));
+    }
 }

@@ -7,10 +7,12 @@ use std::{
 };
 
 use super::Run;
-use crate::console::say;
+use crate::{clock::monotonic_ns, console::say};
 
 /// Maximum time that the end of a run waits for the control thread. It may be reading and attaching a large image, which takes seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// After this time the gate is closed without the control thread.
+const PROMPT: Duration = Duration::from_secs(1);
 /// Interval between checks while nothing happens.
 const TICK: Duration = Duration::from_millis(2);
 
@@ -38,11 +40,20 @@ fn wait(patience: Duration, mut check: impl FnMut() -> Checked) -> bool {
 }
 
 impl Run<'_> {
-    /// Drains the rings until no further record can arrive. Returns whether that is so; if not, the user is told.
+    /// Drains the rings until no further record can arrive and the control thread has told everything. Returns whether it has; if not, the user
+    /// is told.
     pub(super) fn drain_until_closed(&mut self, gone: impl Fn() -> bool) -> bool {
+        let begun = Instant::now();
+        let mut early = None;
         let closed = wait(PATIENCE, || {
             if self.closed.is_some() || gone() {
                 return Checked::Over;
+            }
+            if early.is_none() && begun.elapsed() >= PROMPT {
+                early = Some(monotonic_ns());
+                if let Err(error) = self.counters.close() {
+                    log::warn!("{error}; the ledger may not balance");
+                }
             }
             let more = self.pipeline.drain(&mut self.rings);
             self.take_findings();
@@ -50,10 +61,11 @@ impl Run<'_> {
             if more { Checked::Busy } else { Checked::Idle }
         });
         self.take_findings();
+        self.closed = early.or(self.closed);
         if !closed {
             say(&format!(
                 "gctrace: the thread that reads the files of processes has not stopped within {} s, probably because a file server or a FUSE \
-                 file system does not answer; the files are finished without it, and the ledger may not balance",
+                 file system does not answer; the files are finished without what it may have found",
                 PATIENCE.as_secs()
             ));
         }

@@ -9,7 +9,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
     programs::{Program, ProgramFd},
 };
 use gctrace_common::{
@@ -17,7 +17,7 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::errors::LoadError;
+use super::errors::{AttachError, LoadError};
 
 /// `BPF_NOEXIST` (include/uapi/linux/bpf.h): an insertion fails where the key exists.
 pub(super) const NO_EXIST: u64 = 1;
@@ -168,6 +168,7 @@ pub struct CounterReader {
     map: PerCpuArray<MapData, u64>,
     /// Programs at tracepoints.
     tracepoints: Vec<OwnedFd>,
+    gate: Array<MapData, u32>,
 }
 
 impl CounterReader {
@@ -183,7 +184,14 @@ impl CounterReader {
         let tracepoints = tracepoints.map(own).collect::<io::Result<_>>();
         let tracepoints = tracepoints
             .map_err(|source| LoadError::Map { map: "COUNTERS", source: MapError::IoError(source) })?;
-        Ok(Self { map, tracepoints })
+        let gate = Array::try_from(shared(ebpf, "GATE")?)
+            .map_err(|source| LoadError::Map { map: "GATE", source })?;
+        Ok(Self { map, tracepoints, gate })
+    }
+
+    /// Like [`super::Probes::close`], for a run whose control thread does not do it.
+    pub fn close(&mut self) -> Result<(), AttachError> {
+        self.gate.set(0, 1, 0).map_err(|source| AttachError::Map { map: "GATE", source: Box::new(source) })
     }
 
     /// Number of tracepoint hits for which the kernel skipped the program: at ordinary tracepoints because a thread had been preempted on this CPU
@@ -225,9 +233,13 @@ impl CounterReader {
 /// A second handle to a map whose first one is taken elsewhere.
 pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
     let error = |source| LoadError::Map { map, source };
-    let Some(Map::HashMap(data)) = ebpf.map(map) else { return Err(LoadError::Missing(map)) };
+    let (data, kind): (_, fn(MapData) -> Map) = match ebpf.map(map) {
+        Some(Map::HashMap(data)) => (data, Map::HashMap),
+        Some(Map::Array(data)) => (data, Map::Array),
+        _ => return Err(LoadError::Missing(map)),
+    };
     let fd = data.fd().as_fd().try_clone_to_owned().map_err(|source| error(MapError::IoError(source)))?;
-    Ok(Map::HashMap(MapData::from_fd(fd).map_err(error)?))
+    Ok(kind(MapData::from_fd(fd).map_err(error)?))
 }
 
 #[cfg(test)]

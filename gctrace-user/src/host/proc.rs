@@ -362,7 +362,7 @@ mod tests {
             .unwrap();
         let mut said = io::BufReader::new(child.stdout.take().unwrap());
         assert!(io::BufRead::read_line(&mut said, &mut String::new()).unwrap() > 0);
-        let (pid, comm) = (child.id(), fs::read(format!("/proc/{}/comm", child.id())).unwrap());
+        let (pid, comm) = (child.id(), fs::read(proc_root::path(child.id(), "comm")).unwrap());
         let (of_child, of_self) = (ids(pid), ids(std::process::id()));
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());

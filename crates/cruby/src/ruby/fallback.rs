@@ -44,6 +44,11 @@ impl Method {
         }
     }
 
+    /// Whether cycles are known, and what their events say: why they began, the heap, allocation.
+    pub fn sees_cycles(self) -> bool {
+        self == Self::Sites
+    }
+
     /// Whether all time in the GC is known. Functions and the old USDT probes time parts of it, which may nest.
     pub fn times_pauses(self) -> bool {
         matches!(self, Self::Sites | Self::UsdtPauses)

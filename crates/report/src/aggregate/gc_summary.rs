@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use gctrace_common::event::WorkPhase;
 use hdrhistogram::Histogram;
 
 use super::services::CycleKey;
@@ -122,9 +123,9 @@ impl Rss {
 pub struct GcSummary {
     /// Number of cycles by key, including those whose end was not seen.
     pub cycles: BTreeMap<CycleKey, u64>,
-    /// Total time of all pauses, nanoseconds.
+    /// Total time of all pauses, nanoseconds, without those in `work`.
     pub stopped_ns: u64,
-    /// Lengths of single pauses.
+    /// Lengths of single pauses, including those of a Ruby whose cycles are unknown.
     pub stops: Distribution,
     /// Total pause times of single cycles.
     pub totals: Distribution,
@@ -180,6 +181,9 @@ impl GcSummary {
         let (count, ns) = self.work.entry(work.phase.name()).or_default();
         *count += 1;
         *ns += work.ns;
+        if work.phase == WorkPhase::Pause {
+            self.stops.add(work.ns);
+        }
     }
 
     /// Tracing of the process ended. `lost` is the total number of lost records, including those after its last cycle.

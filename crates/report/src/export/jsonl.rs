@@ -106,7 +106,7 @@ enum Line<'a> {
         ts: f64,
         pid: u32,
         reason: &'static str,
-        cycles: u64,
+        cycles: Option<u64>,
         cycles_before: Option<u64>,
         cycles_missed: Option<u64>,
         lost: u64,
@@ -581,7 +581,7 @@ impl<W: Write> Jsonl<W> {
             ts: self.clock.epoch_seconds(end.ts_ns),
             pid: process.pid,
             reason: end.reason.name(),
-            cycles: end.cycles,
+            cycles: process.image.method.sees_cycles().then_some(end.cycles),
             cycles_before: match end.before {
                 CyclesBefore::Earlier(cycles) | CyclesBefore::Missed(cycles) => Some(cycles),
                 CyclesBefore::Unknown => None,

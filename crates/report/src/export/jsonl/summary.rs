@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use gctrace_common::event::WorkPhase;
 use serde::Serialize;
 
 use super::{
@@ -26,21 +27,22 @@ pub(super) struct SummaryLine {
     reason: &'static str,
     since_ts: f64,
     traced_ns: u64,
-    cycles: u64,
-    minor: u64,
-    major: u64,
+    /// What belongs to cycles is known only of a Ruby with event sites; pauses are also known of one with the USDT probes of pauses.
+    cycles: Option<u64>,
+    minor: Option<u64>,
+    major: Option<u64>,
     /// Cycles by trigger, and by the reason for which they are major ones.
-    causes: Vec<Cause>,
+    causes: Option<Vec<Cause>>,
     /// Total of all pauses of the reported cycles.
-    pause_ns: u64,
+    pause_ns: Option<u64>,
     /// Total of pauses of cycles that had begun before tracing.
-    outside_pause_ns: u64,
+    outside_pause_ns: Option<u64>,
     /// Both totals as a share of the traced time.
     gc_share: Option<f64>,
-    pauses: Times,
-    cycle_pauses: Times,
+    pauses: Option<Times>,
+    cycle_pauses: Option<Times>,
     worst: Option<Worst>,
-    lines: Vec<Started>,
+    lines: Option<Vec<Started>>,
     rss_first: Option<u64>,
     rss_last: Option<u64>,
     rss_peak: Option<u64>,
@@ -133,6 +135,11 @@ impl SummaryLine {
             cycles: line.cycles,
             pause_ns: line.stopped_ns,
         });
+        let (has_cycles, has_pauses) =
+            (process.image.method.sees_cycles(), process.image.method.times_pauses());
+        let count = |kind| has_cycles.then(|| gc.count(kind));
+        let pause_ns = gc.stopped_ns + gc.work.get(WorkPhase::Pause.name()).map_or(0, |(_, ns)| *ns);
+        let all_ns = (pause_ns + end.outside_ns).saturating_sub(end.beyond_ns);
         let rss = |of: fn(Rss) -> u64| gc.rss.map(of);
         Self {
             ts: clock.epoch_seconds(end.ts_ns),
@@ -141,17 +148,17 @@ impl SummaryLine {
             reason: end.reason.name(),
             since_ts: clock.epoch_seconds(end.since_ns),
             traced_ns,
-            cycles: gc.count(None),
-            minor: gc.count(Some("minor")),
-            major: gc.count(Some("major")),
-            causes: causes.collect(),
-            pause_ns: gc.stopped_ns,
-            outside_pause_ns: end.outside_ns,
-            gc_share: share((gc.stopped_ns + end.outside_ns).saturating_sub(end.beyond_ns), traced_ns),
-            pauses: Times::of(&gc.stops),
-            cycle_pauses: Times::of(&gc.totals),
+            cycles: count(None),
+            minor: count(Some("minor")),
+            major: count(Some("major")),
+            causes: has_cycles.then(|| causes.collect()),
+            pause_ns: has_pauses.then_some(pause_ns),
+            outside_pause_ns: has_cycles.then_some(end.outside_ns),
+            gc_share: share(all_ns, traced_ns).filter(|_| has_pauses),
+            pauses: has_pauses.then(|| Times::of(&gc.stops)),
+            cycle_pauses: has_cycles.then(|| Times::of(&gc.totals)),
             worst: gc.worst.as_ref().map(|worst| Worst::of(worst, clock)),
-            lines: lines.collect(),
+            lines: has_cycles.then(|| lines.collect()),
             rss_first: rss(|rss| rss.first),
             rss_last: rss(|rss| rss.last),
             rss_peak: rss(|rss| rss.peak),
@@ -161,5 +168,55 @@ impl SummaryLine {
             endpoints,
             endpoints_more,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        aggregate::services::tests::{END, process},
+        export::summary::Summaries,
+        model::{
+            GcWork,
+            seen::{ProcessEnd, Seen},
+        },
+        ruby::fallback::{METHODS, Method},
+    };
+
+    /// The line of a process that is traced for 100 ns by this method and has these parts of its GC.
+    fn of(method: Method, work: &[(WorkPhase, u64)]) -> Value {
+        let mut process = process(1, "shop");
+        Arc::make_mut(&mut process.image).method = method;
+        let mut summaries = Summaries::default();
+        for &(phase, ns) in work {
+            let work = GcWork { phase, tid: 1, comm: "ruby".into(), begin_ns: 10, ns };
+            summaries.see(&process, Seen::Work(&work));
+        }
+        let done = summaries.ended(&process, &ProcessEnd { since_ns: 100, ts_ns: 200, ..END });
+        serde_json::to_value(SummaryLine::of(&done, WallClock::with_offsets(0, 0))).unwrap()
+    }
+
+    /// What a method does not see is `null`, not 0.
+    #[test]
+    fn unknown_is_null() {
+        let of_cycles =
+            ["cycles", "minor", "major", "causes", "outside_pause_ns", "cycle_pauses", "worst", "lines"];
+        let of_pauses = ["pause_ns", "gc_share", "pauses"];
+        for method in METHODS {
+            let line = of(method, &[]);
+            let are_null = |names: &[&str]| names.iter().filter(|&&name| line[name].is_null()).count();
+            // Without a cycle there is no worst one.
+            let expected = if method == Method::Sites { 1 } else { of_cycles.len() };
+            assert_eq!(are_null(&of_cycles), expected, "{method:?}: {line}");
+            assert_eq!(are_null(&of_pauses) == 0, method.times_pauses(), "{method:?}: {line}");
+        }
+        let line = of(Method::UsdtPauses, &[(WorkPhase::Pause, 10), (WorkPhase::Pause, 20)]);
+        assert_eq!((&line["pause_ns"], &line["gc_share"]), (&json!(30), &json!(0.3)));
+        assert_eq!(line["pauses"], json!({ "count": 2, "p50_ns": 10, "p99_ns": 20, "max_ns": 20 }));
+        let line = of(Method::Functions, &[(WorkPhase::Start, 10)]);
+        assert_eq!((&line["pause_ns"], &line["pauses"]), (&json!(null), &json!(null)));
     }
 }

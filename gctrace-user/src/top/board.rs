@@ -9,6 +9,7 @@ use gctrace_common::event::WorkPhase;
 
 use self::{
     blocked::{Blocked, Pair, Waited},
+    last_cycle::LastCycle,
     pauses::Pauses,
     requests::{Figures, Requests, Times},
 };
@@ -18,11 +19,13 @@ use crate::{
     model::{
         GcCycle, Process,
         seen::{Observer, Seen},
-        stack::{FrameKind, Stack, StackSample},
+        stack::{FrameKind, StackSample},
     },
+    ruby::fallback::Method,
 };
 
 pub(super) mod blocked;
+pub(super) mod last_cycle;
 mod pauses;
 pub(super) mod requests;
 
@@ -67,31 +70,14 @@ struct Second {
     bars: [u32; BARS.len()],
 }
 
-/// A cycle in the list of recent ones.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct LastCycle {
-    /// `GC.count`.
-    pub count: u64,
-    /// `minor` or `major`.
-    pub kind: &'static str,
-    /// What started it.
-    pub reason: Option<&'static str>,
-    /// Its start, `CLOCK_MONOTONIC` nanoseconds.
-    pub ts_ns: u64,
-    /// Sum of its pauses, nanoseconds.
-    pub pause_ns: u64,
-    /// Its longest pause, nanoseconds.
-    pub max_ns: u64,
-    /// The line of Ruby code that triggered it.
-    pub line: Option<String>,
-}
-
 /// A process.
 struct ProcessState {
     name: String,
     service: String,
     container: Option<String>,
     ruby: String,
+    /// How its GC is traced.
+    method: Method,
     /// Time since which it is traced.
     since_ns: u64,
     seconds: [Second; WINDOW],
@@ -129,8 +115,8 @@ pub(super) struct Detail {
     pub sampled: (u64, u64),
     /// The last cycles, newest first.
     pub cycles: Vec<LastCycle>,
-    /// Pauses of the last minute by their length ([`BARS`]).
-    pub bars: [u64; BARS.len()],
+    /// Pauses of the last minute by their length ([`BARS`]), if pauses are seen.
+    pub bars: Option<[u64; BARS.len()]>,
     /// CPU share of the last minute in hundredths of a percent, oldest first.
     pub cpu_history: Vec<u64>,
     /// Endpoints of the last minute, most frequent first.
@@ -274,7 +260,7 @@ impl Board {
                 now_ns.saturating_sub(self.turned_ns[1].max(known.since_ns)),
             ),
             cycles: known.last.iter().rev().cloned().collect(),
-            bars,
+            bars: known.method.times_pauses().then_some(bars),
             cpu_history: known.cpu_history.iter().copied().collect(),
             endpoints,
             uncounted: (known.requests.unended, known.requests.no_room),
@@ -306,7 +292,7 @@ impl Board {
             container: known.container.clone(),
             ruby: known.ruby.clone(),
             cpu: known.cpu_share,
-            gc: share(|second| second.pause_ns),
+            gc: share(|second| second.pause_ns).filter(|_| known.method.times_pauses()),
             p99_ns,
             max_ns,
             gvl: share(|second| second.gvl_wait_ns).filter(|_| known.gvl && !shed),
@@ -318,7 +304,7 @@ impl Board {
             request_p99_ns: served.p99_ns,
             requests_seen: known.requests.seen,
             endpoints: known.requests.endpoints(now_ns).map(|(name, _)| name.clone()).collect(),
-            cycles: known.cycles,
+            cycles: known.method.sees_cycles().then_some(known.cycles),
             spark: spark(&known.seconds, now),
         }
     }
@@ -356,7 +342,7 @@ impl Board {
             request_p99_ns: served.p99_ns,
             requests_seen: rows.iter().map(|(row, _)| row.requests_seen).sum(),
             endpoints: Vec::new(),
-            cycles: rows.iter().map(|(row, _)| row.cycles).sum(),
+            cycles: whole(|row| row.cycles),
             spark,
         }
     }
@@ -479,6 +465,7 @@ impl ProcessState {
                 .clone()
                 .or_else(|| Some(container.id.as_deref()?.chars().take(12).collect())),
             ruby: process.image.version.to_string(),
+            method: process.image.method,
             since_ns: now_ns,
             seconds: [Second::default(); WINDOW],
             pauses: Pauses::default(),
@@ -541,12 +528,7 @@ impl ProcessState {
         if let Some(count) = value("total_allocated_objects") {
             self.allocated_so_far(last.ts_ns, count);
         }
-        let line = cycle.trigger.as_ref().and_then(place);
-        let (kind, reason) = (cycle.kind(), cycle.start.info.major_by.or(cycle.start.info.gc_by));
-        let (pause_ns, max_ns) = (cycle.pause_ns(), cycle.max_pause_ns());
-        let line =
-            LastCycle { count: cycle.count, kind, reason, ts_ns: cycle.start.ts_ns, pause_ns, max_ns, line };
-        bounded(&mut self.last, line, LAST_CYCLES);
+        bounded(&mut self.last, LastCycle::of(cycle), LAST_CYCLES);
     }
 
     /// Adds a reading. Keeps one for each [`ALLOC_STEP`], the latest one, and as many earlier ones as the window needs.
@@ -589,12 +571,4 @@ impl ProcessState {
         }
         self.samples[0] += 1;
     }
-}
-
-/// The innermost line of Ruby code: `app.rb:12 Foo#bar`.
-pub(super) fn place(stack: &Stack) -> Option<String> {
-    let frame = stack.iter().find(|frame| frame.kind == FrameKind::Ruby)?;
-    let file = frame.file.as_deref().unwrap_or("?");
-    let file = file.rsplit('/').next().unwrap_or(file);
-    Some(format!("{file}{} {}", frame.colon_line(), frame.name))
 }

@@ -29,7 +29,7 @@ struct Line<'a> {
     requests_per_second: Option<f64>,
     request_p99_ns: Option<u64>,
     requests: Option<u64>,
-    cycles: u64,
+    cycles: Option<u64>,
 }
 
 /// Writes the rows as a table with fixed columns.

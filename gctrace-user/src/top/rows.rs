@@ -99,8 +99,8 @@ pub(super) struct Row {
     pub requests_seen: u64,
     /// Endpoints of the last minute, if it represents a process.
     pub endpoints: Vec<Arc<str>>,
-    /// Number of cycles seen.
-    pub cycles: u64,
+    /// Number of cycles seen, if this Ruby's cycles are.
+    pub cycles: Option<u64>,
     /// Microseconds of pauses in each second of the last minute, oldest first.
     pub spark: Vec<u64>,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{SECOND, WINDOW, bounded, place};
+use super::{SECOND, WINDOW, bounded, last_cycle::place};
 use crate::model::gvl::{GvlWait, GvlWho};
 
 /// Maximum number of waits; the oldest are evicted.

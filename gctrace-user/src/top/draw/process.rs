@@ -14,7 +14,7 @@ use super::{Shown, bars, cut, filled, strong};
 use crate::{
     model::gvl::GvlWho,
     top::{
-        board::{BARS, Detail, LastCycle, SECOND, WINDOW, requests::Figures},
+        board::{BARS, Detail, SECOND, WINDOW, last_cycle::LastCycle, requests::Figures},
         place,
         rows::{Column, Row, count, rate, share, time},
         view::Panel,
@@ -87,9 +87,9 @@ fn facts_of(shown: &Shown<'_>, row: &Row, width: u16) -> Vec<Line<'static>> {
         Line::styled(cut(&format!("{name}{rest}"), width), strong()),
         Line::from(values(&first)),
         Line::from(format!(
-            "{}  {} GCs seen",
+            "{}  {} seen",
             values(&[Column::Gvl, Column::Alloc, Column::Rss, Column::Live, Column::Free]),
-            row.cycles
+            row.cycles.map_or_else(|| "- GCs".to_owned(), |cycles| plural(cycles, "GC"))
         )),
     ]
 }
@@ -113,7 +113,12 @@ fn methods_of(detail: &Detail, area: Rect) -> Vec<Line<'static>> {
 fn cycles_of(detail: &Detail, area: Rect, now_ns: u64) -> Vec<Line<'static>> {
     let mut lines = vec![Line::styled("LAST GCs   AGE    STOP REASON     LINE", strong())];
     if detail.cycles.is_empty() {
-        lines.push(Line::from("none since gctrace top started"));
+        let seen = detail.row.cycles.is_some();
+        lines.push(Line::from(if seen {
+            "none since gctrace top started"
+        } else {
+            "- not seen of this Ruby"
+        }));
     }
     let room = usize::from(area.height).saturating_sub(1);
     for LastCycle { count, kind, reason, ts_ns, pause_ns, line, .. } in detail.cycles.iter().take(room) {
@@ -132,7 +137,9 @@ fn histogram_of(detail: &Detail) -> Vec<Line<'static>> {
         BARS.map(|end| if end == u64::MAX { "more".to_owned() } else { format!("<{}", time_bound(end)) });
     let right = |texts: &[String]| texts.iter().fold(String::new(), |line, text| format!("{line}{text:>7}"));
     let head = right(&names);
-    let counts = right(&detail.bars.map(|n| count(n as f64)));
+    let counts =
+        detail.bars.map_or_else(|| BARS.map(|_| "-".to_owned()), |bars| bars.map(|n| count(n as f64)));
+    let counts = right(&counts);
     vec![Line::styled("PAUSES, LAST MINUTE", strong()), Line::from(head), Line::from(counts)]
 }
 

@@ -114,3 +114,29 @@ fn samples() {
     board.tick(125 * S, true, |_| Sample::default());
     assert_eq!(head(&board, 127 * S), (0, 12));
 }
+
+/// What is not seen of a Ruby is unknown, not 0: its cycles without event sites, and its pauses unless a method times all of them.
+#[test]
+fn unseen() {
+    let with = |method| {
+        let mut board = board();
+        let mut process = process(5, "shop");
+        Arc::make_mut(&mut process.image).method = method;
+        board.see(&process, Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
+        let (row, shop) = (board.detail(5, 105 * S).unwrap().row, board.rows(105 * S, Group::Service));
+        let shop = shop.into_iter().find(|row| row.name == "shop").unwrap();
+        let shown = screen(&board, &View { detail: Some(5), ..View::default() }, (80, 24));
+        (row.gc, row.cycles, shop.gc.is_some(), shop.cycles.is_some(), shown)
+    };
+    let (gc, cycles, .., shown) = with(Method::Sites);
+    assert_eq!((gc, cycles), (Some(0.0), Some(0)));
+    assert!(shown.contains("none since gctrace top started") && shown.contains("0 GCs seen"), "{shown}");
+    let (gc, cycles, pauses_of_all, cycles_of_all, shown) = with(Method::UsdtPauses);
+    assert_eq!((gc, cycles, pauses_of_all, cycles_of_all), (Some(0.0), None, true, false));
+    assert!(shown.contains("- not seen of this Ruby") && shown.contains("- GCs seen"), "{shown}");
+    for method in [Method::Functions, Method::Usdt] {
+        let (gc, cycles, pauses_of_all, cycles_of_all, shown) = with(method);
+        assert_eq!((gc, cycles, pauses_of_all, cycles_of_all), (None, None, false, false));
+        assert!(shown.contains("GC% -") && shown.contains("      -      -      -"), "{shown}");
+    }
+}

@@ -166,6 +166,8 @@ pub struct Service {
     pub hostname: Option<String>,
     /// The Ruby of its last process.
     pub image: Option<Arc<Image>>,
+    /// Whether cycles of any of its processes are seen.
+    pub has_cycles: bool,
     /// Whether the GVL of any of its processes was traced.
     pub has_gvl: bool,
     /// Whether the time for which the GVL was held is unknown: one of its processes does not show it, and none had shown any before.
@@ -212,6 +214,7 @@ impl Service {
             origin: process.origin.clone(),
             hostname: process.hostname.clone(),
             image: None,
+            has_cycles: false,
             has_gvl: false,
             holds_unknown: false,
             since_ns,
@@ -351,6 +354,7 @@ impl Services {
         service.seen += 1;
         service.running += 1;
         service.image = Some(process.image.clone());
+        service.has_cycles |= process.image.method.sees_cycles();
         // Of processes with different Rubies, the last one does not decide: a counter that disappears and comes back counts as restarted.
         if let Some(gvl) = process.image.gvl {
             service.has_gvl = true;

@@ -94,11 +94,13 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
         ];
         one(&labels, Value::Number(*count))
     });
-    let pauses = ["minor", "major"].iter().zip(&service.pauses);
-    let pauses = pauses.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
-    let cycle_pauses = ["minor", "major"].iter().zip(&service.cycle_pauses);
-    let cycle_pauses =
-        cycle_pauses.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
+    // Without event sites, all that is known is in `work`.
+    let of_cycles = |points: Vec<Point>| if service.has_cycles { points } else { Vec::new() };
+    let by_kind = |times: &[Times; 2]| {
+        let both = ["minor", "major"].iter().zip(times);
+        let both = both.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
+        of_cycles(both.collect())
+    };
     let [mark_ns, sweep_ns, other_ns] = service.phases;
     // Finalizers that run when a program exits may account for most of its GC time.
     let phases =
@@ -145,7 +147,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "s",
             Histogram,
             "Lengths of garbage collection pauses",
-            pauses.collect(),
+            by_kind(&service.pauses),
         ),
         figure(
             "cruby_gc_cycle_pause",
@@ -153,7 +155,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "s",
             Histogram,
             "Lengths of all pauses of a garbage collection together",
-            cycle_pauses.collect(),
+            by_kind(&service.cycle_pauses),
         ),
         figure(
             "cruby_gc_time",
@@ -161,7 +163,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "s",
             Counter,
             "Time in garbage collection pauses, by phase",
-            phases.into(),
+            of_cycles(phases.into()),
         ),
         figure(
             "cruby_gc_work",
@@ -209,7 +211,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "{object}",
             Counter,
             "Objects allocated between the GC events seen",
-            number(service.allocated),
+            of_cycles(number(service.allocated)),
         ),
         figure(
             "cruby_freed_objects",
@@ -217,7 +219,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "{object}",
             Counter,
             "Objects freed between the GC events seen",
-            number(service.freed),
+            of_cycles(number(service.freed)),
         ),
         figure(
             "cruby_handed_out_slots",
@@ -426,6 +428,7 @@ mod tests {
             gvl_so_far::GvlSoFar,
             seen::{Observer as _, Seen},
         },
+        ruby::fallback::{METHODS, Method},
     };
 
     /// Names of the figures of the only service that have a value.
@@ -454,6 +457,34 @@ mod tests {
         assert!(shown(&services).contains(&"cruby_old_objects"));
         services.see(&known, Seen::Ended(&END));
         assert!(shown(&services).contains(&"cruby_old_objects"));
+    }
+
+    /// What only events of cycles tell is unknown of a service whose processes have no event sites, and remains once it is known.
+    #[test]
+    fn without_event_sites() {
+        let of_cycles = [
+            "cruby_gc_pause",
+            "cruby_gc_cycle_pause",
+            "cruby_gc_time",
+            "cruby_allocated_objects",
+            "cruby_freed_objects",
+        ];
+        let see = |services: &mut Services, process: &Process| {
+            services.see(process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
+        };
+        for method in METHODS {
+            let mut services = Services::new(false);
+            let mut other = process(1, "web");
+            std::sync::Arc::make_mut(&mut other.image).method = method;
+            see(&mut services, &other);
+            let has = |services: &Services, name| shown(services).contains(name);
+            let expected = method == Method::Sites;
+            assert!(of_cycles.iter().all(|name| has(&services, name) == expected), "{method:?}");
+            assert!(has(&services, &"cruby_gc_records_lost") && has(&services, &"cruby_processes"));
+            see(&mut services, &process(2, "web"));
+            see(&mut services, &Process { pid: 3, ..other });
+            assert!(of_cycles.iter().all(|name| has(&services, name)), "{method:?}");
+        }
     }
 
     /// What is shown of the GVL does not depend on which process of a service was the last one to start.

@@ -15,15 +15,12 @@ use super::{
     request_summary::{By, RequestSummary},
     services::CycleKey,
 };
-use crate::{
-    model::{
-        GcCycle, GcState, GcWork, Process,
-        gvl::{GvlProcessSummary, GvlWho},
-        seen::{Observer, ProcessEnd, Seen},
-        source::{app_frame, ruby_frame},
-        stack::Frame,
-    },
-    ruby::fallback::Method,
+use crate::model::{
+    GcCycle, GcState, GcWork, Process,
+    gvl::{GvlProcessSummary, GvlWho},
+    seen::{Observer, ProcessEnd, Seen},
+    source::{app_frame, ruby_frame},
+    stack::Frame,
 };
 
 /// Number of longest pauses that are kept.
@@ -188,7 +185,7 @@ impl ProcessDigest {
 
     /// Whether its GC cycles are known. Those of a Ruby without event sites are not.
     pub fn has_cycles(&self) -> bool {
-        self.process.image.method == Method::Sites
+        self.process.image.method.sees_cycles()
     }
 
     /// Share of its time spent in the GC, 0 to 1.

@@ -425,20 +425,25 @@ impl<W: Write> OneScreen<W> {
     fn step(&self, step: &Step<'_>) -> (String, Option<String>) {
         let path = format!("{}{}", self.of.path, self.of.part);
         match *step {
-            Step::Gc(of) => (
-                format!(
-                    "GC takes {} of the time of {} (pid {}). What starts it, and settings against it:",
-                    share(of.stopped_ns, of.span_ns),
-                    program(&of.process),
-                    of.process.pid
-                ),
-                Some(format!(
-                    "gctrace report {path}{} -q --flamegraph gc.svg --flamegraph-of gc\n  \
-                     sudo gctrace {} -q --duration 10m --tunemygc sets/ && gctrace tune sets/",
-                    self.only(&of.process),
-                    if of.over { "--all-ruby".to_owned() } else { format!("--pid {}", of.process.pid) }
-                )),
-            ),
+            Step::Gc(of) => {
+                let (taken, name, pid) =
+                    (share(of.stopped_ns, of.span_ns), program(&of.process), of.process.pid);
+                let next = if of.has_cycles() {
+                    "What starts it, and settings against it:"
+                } else {
+                    "What starts it is not seen of this Ruby."
+                };
+                let commands = || {
+                    format!(
+                        "gctrace report {path}{} -q --flamegraph gc.svg --flamegraph-of gc\n  \
+                         sudo gctrace {} -q --duration 10m --tunemygc sets/ && gctrace tune sets/",
+                        self.only(&of.process),
+                        if of.over { "--all-ruby".to_owned() } else { format!("--pid {pid}") }
+                    )
+                };
+                let found = format!("GC takes {taken} of the time of {name} (pid {pid}). {next}");
+                (found, of.has_cycles().then(commands))
+            }
             Step::Pause(pause) => (
                 format!("A GC pause of {} (pid {}). What was around it:", duration(pause.ns), pause.pid),
                 Some(self.around(pause)),

@@ -135,6 +135,14 @@ fn without_event_sites() {
         "{text}"
     );
     assert!(text.contains("A GC pause of 500.0ms (pid 1). What was around it:"), "{text}");
+    // Much time in the GC stands out, without commands that would show nothing: neither graph nor sample sets have such pauses.
+    let work = work(WorkPhase::Pause, 10, 100_000);
+    let text = screen(&process, 0, &[Seen::Work(&work); 10]);
+    assert!(
+        text.contains("of the time of ") && text.contains("What starts it is not seen of this Ruby."),
+        "{text}"
+    );
+    assert!(!text.contains("--flamegraph-of gc") && !text.contains("--tunemygc"), "{text}");
 }
 
 /// A long name is cut visibly, but the pid behind it is not: without its last digits it would be another pid.

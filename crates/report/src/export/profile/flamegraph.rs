@@ -41,7 +41,7 @@ pub(super) fn write(
     let mut tree = LabelTree::of(recording, graph, Rows::Telling);
     let total = tree.total();
     if total == 0 {
-        return out.write_all(empty(graph.of, context).as_bytes());
+        return out.write_all(empty(recording, graph.of, context).as_bytes());
     }
     tree.prune((total as f64 * MIN_PART) as u64);
     let mut lines = Vec::new();
@@ -100,20 +100,32 @@ fn comment(text: &str) -> String {
 }
 
 /// An image saying that there is nothing to show.
-fn empty(of: Measure, context: &Context<'_>) -> String {
-    let filters =
-        if context.filtered.is_some() { " Filters may have dropped samples or events." } else { "" };
-    picture(&format!("{}{filters}", of.nothing()))
+fn empty(recording: &Recording, of: Measure, context: &Context<'_>) -> String {
+    let mut lines = vec![of.nothing()];
+    if of == Measure::Gc && recording.images.iter().any(|image| !image.method.sees_cycles()) {
+        lines.push("Pauses of Rubies without event sites are not in this graph.");
+    }
+    if context.filtered.is_some() {
+        lines.push("Filters may have dropped samples or events.");
+    }
+    picture(&lines)
 }
 
-/// An image of a sentence.
-fn picture(sentence: &str) -> String {
+/// An image of sentences, each on a line of its own.
+fn picture(lines: &[&str]) -> String {
+    let height = 56 + 24 * lines.len();
+    let texts = lines.iter().zip(0..).map(|(line, at)| {
+        format!(
+            "<text x=\"20\" y=\"{}\" font-family=\"sans-serif\" font-size=\"16\">{line}</text>\n",
+            46 + 24 * at
+        )
+    });
+    let texts: String = texts.collect();
     format!(
         r#"<?xml version="1.0" standalone="no"?>
-<svg version="1.1" width="640" height="80" xmlns="http://www.w3.org/2000/svg">
+<svg version="1.1" width="640" height="{height}" xmlns="http://www.w3.org/2000/svg">
 <style>@media (prefers-color-scheme: dark) {{ svg {{ background: #0d1117 }} text {{ fill: #e6edf3 }} }}</style>
-<text x="20" y="46" font-family="sans-serif" font-size="16">{sentence}</text>
-</svg>
+{texts}</svg>
 "#
     )
 }

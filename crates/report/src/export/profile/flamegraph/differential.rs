@@ -79,7 +79,7 @@ pub(in crate::export) fn write(
     let ((mut before, a_ns, a_samples), (after, b_ns, b_samples)) = (a.paths(), b.paths());
     if a_ns == 0 || b_ns == 0 {
         let which = if a_ns == 0 { "A" } else { "B" };
-        return out.write_all(super::picture(&format!("There are no CPU samples in {which}.")).as_bytes());
+        return out.write_all(super::picture(&[&format!("There are no CPU samples in {which}.")]).as_bytes());
     }
     // A's time scaled to the total of B.
     let scaled = |ns: u64| ns as f64 * b_ns as f64 / a_ns as f64;

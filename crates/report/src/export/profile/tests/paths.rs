@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::ruby::fallback::METHODS;
 
 pub(super) fn check_folded(recorder: &Recorder, inputs: &[Input]) {
     for grouping in [Grouping::Process, Grouping::Thread, Grouping::Endpoint, Grouping::None] {
@@ -163,4 +164,21 @@ fn measures() {
     let empty =
         written(&recorder, Format::FlameGraph(Graph { of: Measure::GvlWait, ..Graph::default() }), "x").0;
     assert!(String::from_utf8(empty).unwrap().contains("No wait for the GVL"));
+}
+
+/// An empty graph of pauses says if a Ruby is recorded whose pauses would not be in it.
+#[test]
+fn pauses_of_rubies_without_event_sites() {
+    for method in METHODS {
+        let mut process = process(1);
+        Arc::make_mut(&mut process.image).method = method;
+        let mut recorder = recorded(&[], Limits::default());
+        recorder.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
+        for (of, unseen) in [(Measure::Gc, method != Method::Sites), (Measure::Cpu, false)] {
+            let format = Format::FlameGraph(Graph { of, ..Graph::default() });
+            let text = String::from_utf8(written(&recorder, format, "x.svg").0).unwrap();
+            assert!(text.contains(of.nothing()), "{text}");
+            assert_eq!(text.contains("without event sites"), unseen, "{method:?} {of:?}: {text}");
+        }
+    }
 }

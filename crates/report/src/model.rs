@@ -295,6 +295,19 @@ pub struct GcWork {
     pub ns: u64,
 }
 
+impl GcWork {
+    /// Whether it is a whole pause.
+    pub fn is_pause(&self) -> bool {
+        self.phase == WorkPhase::Pause
+    }
+
+    /// Whether it may lie inside another one, so that its time would count twice: before Ruby 3.2 it is `gc_sweep_step`, which the other
+    /// functions call, too.
+    pub fn may_be_nested(&self, image: &Image) -> bool {
+        self.phase == WorkPhase::Continue && (image.version.major, image.version.minor) < (3, 2)
+    }
+}
+
 /// One GC cycle: from `GC_START` to the end of its (lazy) sweep.
 #[derive(Clone, Debug)]
 pub struct GcCycle {

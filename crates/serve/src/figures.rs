@@ -113,6 +113,11 @@ impl Figures {
         }
     }
 
+    /// Whether the cycles of any process are seen.
+    pub(crate) fn sees_cycles(&self) -> bool {
+        self.processes.iter().any(|of| of.sees_cycles)
+    }
+
     /// Whether nothing was seen.
     pub(crate) fn is_empty(&self) -> bool {
         self.cycles == 0
@@ -136,6 +141,8 @@ impl Figures {
             pid: process.pid,
             program: program(process),
             ruby: process.image.version.to_string(),
+            sees_cycles: process.image.method.sees_cycles(),
+            times_pauses: process.image.method.times_pauses(),
             cmdline: process.cmdline.as_ref().map_or_else(String::new, |words| words.join(" ")),
             gc: GcSummary::default(),
             cpu_ns: 0,
@@ -293,11 +300,22 @@ impl Figures {
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => {
                 self.work_ns = self.work_ns.saturating_add(work.ns);
+                let is_pause = work.is_pause();
+                if is_pause {
+                    self.stops.add(work.ns);
+                    self.pauses[class(work.ns)] += 1;
+                }
                 if let Some(of) = self.process(process) {
                     of.gc.work(work);
                 }
                 if let Some(thread) = self.thread(process, work.tid) {
-                    thread.spent(work.begin_ns, work.ns, |did| &mut did.gc);
+                    if is_pause {
+                        thread.pauses += 1;
+                        thread.pause_ns = thread.pause_ns.saturating_add(work.ns);
+                    }
+                    if !work.may_be_nested(&process.image) {
+                        thread.spent(work.begin_ns, work.ns, |did| &mut did.gc);
+                    }
                     if thread.name.is_empty() {
                         thread.name.clone_from(&work.comm);
                     }

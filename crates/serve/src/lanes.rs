@@ -93,7 +93,15 @@ impl Lanes {
                 }
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
-            Seen::Work(work) => self.columns.cover(work.begin_ns, work.ns, |cell| &mut cell.pause_ns),
+            Seen::Work(work) if !work.may_be_nested(&process.image) => {
+                self.columns.cover(work.begin_ns, work.ns, |cell| &mut cell.pause_ns);
+                if work.is_pause()
+                    && let Some(cell) = self.columns.at(work.begin_ns)
+                {
+                    cell.longest_ns = cell.longest_ns.max(work.ns);
+                    cell.pauses[class(work.ns)] += 1;
+                }
+            }
             Seen::Stack(sample) if sample.state == ThreadState::Running => {
                 // A sample stands for the CPU time before it.
                 let begin_ns = sample.ts_ns.saturating_sub(sample.cpu_ns);

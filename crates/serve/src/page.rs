@@ -3,7 +3,7 @@
 mod charts;
 mod diff;
 mod live;
-mod tables;
+pub(crate) mod tables;
 mod threads;
 
 use gctrace_pages::{
@@ -315,7 +315,11 @@ fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) ->
     all.push((
         "GC",
         html! {
-            (plural(figures.cycles, "cycle")) ", " (count(figures.majors)) " major"
+            @if figures.sees_cycles() || figures.processes.is_empty() {
+                (plural(figures.cycles, "cycle")) ", " (count(figures.majors)) " major"
+            } @else {
+                "cycles not seen"
+            }
             @if let [one] = figures.processes.as_slice() {
                 "; " (time(one.gc_ns()))
                 @if let Some(span_ns) = one.span_ns { ", " (percent(one.gc_ns() as f64 / span_ns.max(1) as f64)) " of " (time(span_ns)) }

@@ -6,7 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use gctrace_common::event::WorkPhase;
 use hdrhistogram::Histogram;
 
 use super::services::CycleKey;
@@ -181,9 +180,15 @@ impl GcSummary {
         let (count, ns) = self.work.entry(work.phase.name()).or_default();
         *count += 1;
         *ns += work.ns;
-        if work.phase == WorkPhase::Pause {
+        if work.is_pause() {
             self.stops.add(work.ns);
         }
+    }
+
+    /// Observed time in the GC of a Ruby without event sites, nanoseconds. Parts of pauses may be nested, so the largest sum of a phase is a lower
+    /// bound for the total.
+    pub fn work_ns(&self) -> u64 {
+        self.work.values().map(|(_, ns)| *ns).max().unwrap_or_default()
     }
 
     /// Tracing of the process ended. `lost` is the total number of lost records, including those after its last cycle.

@@ -110,10 +110,9 @@ impl Summaries {
 }
 
 impl Done {
-    /// Observed time in the GC. Parts of pauses may be nested, so the largest sum of a phase is a lower bound for the total.
+    /// Observed time in the GC.
     fn stopped_ns(&self) -> u64 {
-        let work = self.gc.work.values().map(|(_, ns)| *ns).max().unwrap_or_default();
-        (self.gc.stopped_ns + self.end.outside_ns + work).saturating_sub(self.end.beyond_ns)
+        (self.gc.stopped_ns + self.end.outside_ns + self.gc.work_ns()).saturating_sub(self.end.beyond_ns)
     }
 }
 

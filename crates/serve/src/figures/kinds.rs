@@ -13,6 +13,9 @@ pub(crate) struct OneProcess {
     pub(crate) pid: u32,
     pub(crate) program: String,
     pub(crate) ruby: String,
+    /// Whether its cycles are seen, and whether all of its pauses are.
+    pub(crate) sees_cycles: bool,
+    pub(crate) times_pauses: bool,
     pub(crate) cmdline: String,
     pub(crate) gc: GcSummary,
     pub(crate) cpu_ns: u64,
@@ -29,8 +32,7 @@ pub(crate) struct OneProcess {
 impl OneProcess {
     /// Its total observed time in the GC within the chosen time, nanoseconds.
     pub(crate) fn gc_ns(&self) -> u64 {
-        let work = self.gc.work.values().map(|(_, ns)| *ns).fold(0, u64::saturating_add);
-        let all_ns = self.gc.stopped_ns.saturating_add(self.outside_ns).saturating_add(work);
+        let all_ns = self.gc.stopped_ns.saturating_add(self.outside_ns).saturating_add(self.gc.work_ns());
         all_ns.saturating_sub(self.beyond_ns)
     }
 }

@@ -305,6 +305,16 @@ pub(super) fn requests(summary: &RequestSummary) -> Markup {
     section("requests", "Requests", &content)
 }
 
+/// The cells about the GC of a process: cycles, time in it, longest pause. What is not seen of this Ruby is not shown as 0.
+pub(crate) fn seen_of_gc(of: &OneProcess) -> [Markup; 3] {
+    let known = |is_known: bool, text: String| html! { (if is_known { text } else { "–".to_owned() }) };
+    [
+        known(of.sees_cycles, count(of.gc.count(None))),
+        html! { (time(of.gc_ns())) @if let Some(span_ns) = of.span_ns { " (" (share(of.gc_ns(), span_ns)) ")" } },
+        known(of.times_pauses, time(of.gc.stops.max_ns())),
+    ]
+}
+
 /// The processes.
 pub(super) fn processes(links: &Links<'_>, view: &View, subjects: Subjects) -> Markup {
     let figures = &view.figures;
@@ -314,13 +324,14 @@ pub(super) fn processes(links: &Links<'_>, view: &View, subjects: Subjects) -> M
         .iter()
         .take(ROWS)
         .map(|of| {
+            let [cycles, in_gc, longest] = seen_of_gc(of);
             let mut row = vec![
                 html! { a href=(links.pid(of.pid)) { (of.pid) } },
                 html! { (name(&of.program)) @if !of.cmdline.is_empty() { br; span.soft { (name(&of.cmdline)) } } },
                 name(&of.ruby),
-                html! { (count(of.gc.count(None))) },
-                html! { (time(of.gc_ns())) @if let Some(span_ns) = of.span_ns { " (" (share(of.gc_ns(), span_ns)) ")" } },
-                html! { (time(of.gc.stops.max_ns())) },
+                cycles,
+                in_gc,
+                longest,
                 html! { (of.gc.rss.map_or_else(|| "–".to_owned(), |rss| bytes(rss.last))) },
             ];
             if subjects.samples {

@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use gctrace_common::event::WorkPhase;
+use gctrace_cruby::ruby::{RubyVersion, fallback::Method};
 use gctrace_report::{
     export::{ExportError, Exporter, Outputs},
     ledger::Ledger,
     model::{
-        Process,
+        GcWork, Process,
         gvl::{GvlCoverage, GvlSums, GvlThreadSummary, GvlTimes, GvlWho},
         seen::Seen,
     },
@@ -14,7 +16,7 @@ use gctrace_report::{
 };
 
 use super::GOLDEN;
-use crate::{columns::Columns, figures::Figures};
+use crate::{columns::Columns, figures::Figures, page::tables::seen_of_gc};
 
 /// Keeps the first process that it sees.
 #[derive(Clone, Default)]
@@ -31,13 +33,63 @@ impl Exporter for First {
     }
 }
 
-/// The GVL shares of a native thread are those of all Ruby threads that it ran.
-#[test]
-fn shares_of_all() {
+/// A process with this version of Ruby, whose GC is traced by this method.
+fn process(version: RubyVersion, method: Method) -> Process {
     let first = First::default();
     let mut outputs = Outputs::new(vec![Box::new(first.clone())]);
     trace_file::replay(&mut Recording::open(GOLDEN.as_ref()).unwrap(), &mut outputs).unwrap();
-    let process = first.0.lock().unwrap().clone().unwrap();
+    let mut process = first.0.lock().unwrap().clone().unwrap();
+    let image = Arc::make_mut(&mut process.image);
+    (image.version, image.method) = (version, method);
+    process
+}
+
+/// What is known of the GC of a Ruby without event sites: a part that lies inside another one counts once.
+#[test]
+fn parts_of_pauses() {
+    const MS: u64 = 1_000_000;
+    let seen = |version, method, parts: &[(WorkPhase, u64, u64)]| {
+        let process = process(version, method);
+        let mut figures = Figures::new(Columns::new(0, Some(10 * MS)));
+        for &(phase, from, to) in parts {
+            let (begin_ns, ns) = (from * MS, (to - from) * MS);
+            figures.see(&process, Seen::Work(&GcWork { phase, tid: 7, comm: "ruby".into(), begin_ns, ns }));
+        }
+        let own = figures.threads[&(process.pid, 7)].did.as_ref().unwrap().sum().gc;
+        let drawn = figures.lanes.columns.sum().pause_ns;
+        assert_eq!(own, drawn);
+        (figures.processes[0].gc_ns() / MS, drawn / MS, figures.stops.max_ns() / MS)
+    };
+    let nested = [(WorkPhase::Continue, 4, 9), (WorkPhase::Start, 0, 10)];
+    assert_eq!(seen(RubyVersion::new(3, 1, 2), Method::Functions, &nested), (10, 10, 0));
+    // `gc_continue` of later versions is not inside another one.
+    let after = [(WorkPhase::Start, 0, 4), (WorkPhase::Continue, 4, 9)];
+    assert_eq!(seen(RubyVersion::new(3, 2, 0), Method::Functions, &after), (5, 9, 0));
+    let pauses = [(WorkPhase::Pause, 0, 4), (WorkPhase::Pause, 6, 8)];
+    assert_eq!(seen(RubyVersion::new(4, 1, 0), Method::UsdtPauses, &pauses), (6, 6, 4));
+}
+
+/// Cycles and pauses that are not seen of a Ruby are not shown as 0.
+#[test]
+fn unseen() {
+    for (method, expected) in [
+        (Method::Sites, ["0", "0", "0"]),
+        (Method::UsdtPauses, ["–", "0", "0"]),
+        (Method::Usdt, ["–", "0", "–"]),
+    ] {
+        let process = process(RubyVersion::new(3, 1, 2), method);
+        let mut figures = Figures::new(Columns::new(0, Some(1)));
+        figures.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 });
+        let shown = seen_of_gc(&figures.processes[0]).map(maud::Markup::into_string);
+        assert_eq!(shown, expected, "{method:?}");
+        assert_eq!(figures.sees_cycles(), method == Method::Sites);
+    }
+}
+
+/// The GVL shares of a native thread are those of all Ruby threads that it ran.
+#[test]
+fn shares_of_all() {
+    let process = process(RubyVersion::new(3, 1, 2), Method::Sites);
     let mut figures = Figures::new(Columns::new(0, None));
     for (id, seconds, waited) in [(1, 60, 54), (2, 1, 0)] {
         let ns = |seconds: u64| seconds * 1_000_000_000;

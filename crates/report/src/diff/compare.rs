@@ -43,18 +43,20 @@ pub struct Table {
     pub rows: Vec<Row>,
     /// Why it has no rows.
     pub absent: Vec<String>,
-    /// Further notes.
+    /// Which of its figures it lacks, and why.
+    pub lacks: Vec<String>,
+    /// Notes on what is compared.
     pub notes: Vec<String>,
 }
 
 impl Table {
     fn absent(key: &'static str, title: &'static str, absent: Vec<String>) -> Self {
-        Self { key, title, rows: Vec::new(), absent, notes: Vec::new() }
+        Self { key, title, rows: Vec::new(), absent, lacks: Vec::new(), notes: Vec::new() }
     }
 
     fn of(key: &'static str, title: &'static str, figures: impl IntoIterator<Item = Figure>) -> Self {
         let rows = figures.into_iter().map(|figure| Row { kind: Kind::All, figures: vec![figure] }).collect();
-        Self { key, title, rows, absent: Vec::new(), notes: Vec::new() }
+        Self { key, title, rows, absent: Vec::new(), lacks: Vec::new(), notes: Vec::new() }
     }
 }
 
@@ -155,9 +157,9 @@ impl Both<'_> {
 
     fn process(&self) -> Table {
         let mut figures = Vec::new();
-        let lacks = self.lacks(|side| side.without_samples().err());
-        let mut notes = Vec::new();
-        if lacks.is_empty() {
+        let without = self.lacks(|side| side.without_samples().err());
+        let mut lacks = Vec::new();
+        if without.is_empty() {
             let measured = self.both(|one| one.per_time(&one.side.cpu.all, &one.side.time));
             figures.push(Figure::new(
                 "cpu",
@@ -168,16 +170,16 @@ impl Both<'_> {
                 SHORT,
             ));
         } else {
-            notes = lacks.iter().map(|why| format!("CPUs in use: {why}")).collect();
+            lacks = without.iter().map(|why| format!("CPUs in use: {why}")).collect();
         }
         for side in [self.a.side, self.b.side] {
             let lost = side.ledger.lost_of(Family::Life);
             if lost > 0 {
-                notes.push(format!("some processes: {} lost {}", side.name, plural(lost, "process event")));
+                lacks.push(format!("some processes: {} lost {}", side.name, plural(lost, "process event")));
             }
         }
         figures.push(self.single("peak memory", Unit::Bytes, |side| side.peak_rss.map(|bytes| bytes as f64)));
-        Table { notes, ..Table::of("process", "PROCESS", figures) }
+        Table { lacks, ..Table::of("process", "PROCESS", figures) }
     }
 
     fn gc(&self) -> Table {
@@ -256,8 +258,8 @@ impl Both<'_> {
             let part = one.side.gvl_watched().filter(|part| *part < 1.0)?;
             Some(one.side.lacks(&format!("was watched for {:.1} % of the time (CPU budget)", part * 100.0)))
         });
-        let notes = shares.chain(rates).chain(watched).collect();
-        Table { notes, ..Table::of("gvl", "WAITING FOR THE GVL", figures) }
+        let (lacks, notes) = (shares.chain(rates).collect(), watched.collect());
+        Table { lacks, notes, ..Table::of("gvl", "WAITING FOR THE GVL", figures) }
     }
 
     fn alloc(&self) -> Table {
@@ -317,11 +319,11 @@ impl Both<'_> {
             Row { kind: Kind::Endpoint((*name).clone()), figures }
         });
         let rows = rows.collect();
-        let notes = match names.len() - shown {
+        let lacks = match names.len() - shown {
             0 => Vec::new(),
-            more => vec![format!("{more} endpoints with fewer requests are not compared")],
+            more => vec![format!("{} with fewer requests", plural(more as u64, "endpoint"))],
         };
-        Table { key: "endpoints", title: "ENDPOINTS", rows, absent: Vec::new(), notes }
+        Table { key: "endpoints", title: "ENDPOINTS", rows, absent: Vec::new(), lacks, notes: Vec::new() }
     }
 
     fn endpoint_quantile(&self, what: &'static str, quantile: f64, name: &str) -> Figure {
@@ -337,7 +339,7 @@ impl Both<'_> {
         let mut tables = Vec::new();
         let mut table = |key, title, absent: Vec<String>, rows: &dyn Fn() -> Vec<Row>| {
             let rows = if absent.is_empty() { rows() } else { Vec::new() };
-            tables.push(Table { key, title, rows, absent, notes: Vec::new() });
+            tables.push(Table { key, title, rows, absent, lacks: Vec::new(), notes: Vec::new() });
         };
         let lost = [self.a.side, self.b.side].map(|side| side.without_samples().unwrap_or_default());
         let least = Least { absolute: LEAST_METHOD.absolute + lost[0] + lost[1], ..LEAST_METHOD };

@@ -220,7 +220,7 @@ impl Condition {
         };
         let table = comparison.tables.iter().find(|table| table.key == key);
         let why = table.map_or(&comparison.nothing, |table| {
-            if table.absent.is_empty() { &table.notes } else { &table.absent }
+            if table.absent.is_empty() { &table.lacks } else { &table.absent }
         });
         why.join("; ")
     }

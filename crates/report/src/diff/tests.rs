@@ -549,7 +549,7 @@ fn absent() {
         let metrics: Vec<&str> =
             table.rows.iter().flat_map(|row| &row.figures).map(|figure| figure.metric).collect();
         assert_eq!(metrics, ["gvl.wait.rate"]);
-        assert_eq!(table.notes, [format!("share of threads' time: {why}")]);
+        assert_eq!(table.lacks, [format!("share of threads' time: {why}")]);
         let judged = "gvl.wait.share > +20%".parse::<Condition>().unwrap().judge(&comparison);
         assert_eq!(
             (judged.outcome, judged.why),

@@ -180,7 +180,8 @@ fn lacks(tables: &[&Table], cuts_time: bool) -> Markup {
             @if !table.absent.is_empty() {
                 p.soft { "Not compared: " (title(table)) ": " (name(&table.absent.join("; "))) "." }
             }
-            @for note in &table.notes { p.soft { "Not compared: " (name(note)) "." } }
+            @for lack in &table.lacks { p.soft { "Not compared: " (name(lack)) "." } }
+            @for note in &table.notes { p.soft { (name(note)) "." } }
         }
         @if cuts_time {
             p.soft { "Not compared: the sums of waiting for the GVL: they cover whole lives of threads, and a part of the recording has none." }

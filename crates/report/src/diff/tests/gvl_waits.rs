@@ -23,6 +23,7 @@ fn watched_in_part() {
     }
     assert!((figure(&comparison, "gvl.wait.rate").a.unwrap() - 20.0).abs() < 1.0);
     let gvl = comparison.tables.iter().find(|table| table.key == "gvl").unwrap();
+    assert!(gvl.lacks.is_empty(), "{:?}", gvl.lacks);
     assert_eq!(gvl.notes, ["B was watched for 25.0 % of the time (CPU budget)"]);
     // A part of the recording has no sums of threads, which would say how long it was watched.
     let mut part = record("B", Program { watched: 4, ..AS_EVER }, 10);

@@ -42,7 +42,7 @@ struct OneProgram<'a> {
 struct OneTable<'a> {
     table: &'static str,
     absent: &'a [String],
-    notes: &'a [String],
+    notes: Vec<&'a str>,
     rows: Vec<OneRow<'a>>,
 }
 
@@ -129,7 +129,8 @@ impl<'a> OneTable<'a> {
             };
             OneRow { name, method, file, figures: row.figures.iter().map(OneFigure::of).collect() }
         });
-        Self { table: table.key, absent: &table.absent, notes: &table.notes, rows: rows.collect() }
+        let notes = table.lacks.iter().chain(&table.notes).map(String::as_str).collect();
+        Self { table: table.key, absent: &table.absent, notes, rows: rows.collect() }
     }
 }
 

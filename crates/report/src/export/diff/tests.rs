@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::diff::Condition;
+use crate::diff::{Condition, Table};
 
 fn compared(conditions: &[&str]) -> (String, Value) {
     let chosen = Chosen::default();
@@ -97,6 +97,33 @@ fn text() {
     assert!(text.contains("ok: cpu > +10%: ") && text.contains("UNKNOWN: gvl.wait.share > 3%: "), "{text}");
     assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text}");
     assert!(text.lines().count() < 50, "{text}");
+}
+
+/// "not compared" precedes only what is not compared; JSON has both kinds of notes.
+#[test]
+fn notes() {
+    let sides = ["A", "B"].map(|name| Side::new(name, Looked::default(), Chosen::default()));
+    let table = |key, lacks: &[&str], notes: &[&str]| {
+        let [lacks, notes] = [lacks, notes].map(|texts| texts.iter().map(|&text| text.to_owned()).collect());
+        Table { key, title: "T", rows: Vec::new(), absent: Vec::new(), lacks, notes }
+    };
+    let comparison = Comparison {
+        tables: vec![table("gvl", &["waits a second: why"], &["B was watched for a time"])],
+        blocks: [None, None],
+        only: [Vec::new(), Vec::new()],
+        nothing: Vec::new(),
+    };
+    let about =
+        ["A", "B"].map(|file| About { file: file.to_owned(), began: None, seconds: 6.0, cut_off: false });
+    let compared = Compared { about, sides: [&sides[0], &sides[1]], comparison: &comparison, judged: &[] };
+    let (mut text, mut json) = (Vec::new(), Vec::new());
+    write_text(&mut text, &compared).unwrap();
+    write_json(&mut json, &compared).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("\nnot compared: waits a second: why\nB was watched for a time\n"), "{text}");
+    let json: Value = serde_json::from_slice(&json).unwrap();
+    let expected = serde_json::json!(["waits a second: why", "B was watched for a time"]);
+    assert_eq!(json["tables"][0]["notes"], expected);
 }
 
 /// The same comparison as JSON.

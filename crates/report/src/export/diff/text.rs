@@ -46,8 +46,11 @@ pub fn write(out: &mut dyn Write, compared: &Compared<'_>) -> io::Result<()> {
         if !table.absent.is_empty() {
             writeln!(out, "not compared: {}: {}", table.title, joined(&table.absent))?;
         }
+        for lack in &table.lacks {
+            writeln!(out, "not compared: {lack}")?;
+        }
         for note in &table.notes {
-            writeln!(out, "not compared: {note}")?;
+            writeln!(out, "{note}")?;
         }
     }
     method(out, comparison)?;

@@ -136,7 +136,7 @@ impl Both<'_> {
             self.both(|one| of(one.side).map_or(Measured::default(), |times| one.quantile(times, quantile)));
         let mut figure = Figure::new(metric, what, Unit::Time, measured, LEAST_TIME, SHORT);
         let few = |side: &Side| of(side).is_none_or(|times| times.count as f64 * (1.0 - quantile) < BEYOND);
-        if few(self.a.side) || few(self.b.side) {
+        if (few(self.a.side) || few(self.b.side)) && figure.change().is_some() {
             figure.untested(FEW);
         }
         if few(self.b.side) {
@@ -239,8 +239,13 @@ impl Both<'_> {
                 why,
             ));
         }
-        let lacks_rates = self.lacks(Side::without_gvl_rates);
-        if reported && lacks_rates.is_empty() {
+        let mut lacks_rates = self.lacks(Side::without_gvl_rates);
+        if lacks_rates.is_empty() {
+            lacks_rates = self.lacks(|side| {
+                (!side.gvl.has_blocks()).then(|| side.lacks("has no waits by second of the chosen processes"))
+            });
+        }
+        if lacks_rates.is_empty() {
             figures.push(self.rate_of_part(
                 "gvl.wait.rate",
                 "waits a second",

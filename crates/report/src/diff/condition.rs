@@ -222,7 +222,7 @@ impl Condition {
         let why = table.map_or(&comparison.nothing, |table| {
             if table.absent.is_empty() { &table.lacks } else { &table.absent }
         });
-        why.join("; ")
+        if why.is_empty() { "there is no such figure".to_owned() } else { why.join("; ") }
     }
 }
 

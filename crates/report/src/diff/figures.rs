@@ -122,7 +122,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Compares two values. `why` is the reason for not testing if either has no estimate.
+    /// Compares two values. `why` is the reason for not testing if both are known and either has no estimate.
     pub(super) fn new(
         metric: &'static str,
         what: &'static str,
@@ -131,6 +131,13 @@ impl Figure {
         least: Least,
         why: &'static str,
     ) -> Self {
+        // An absent value is not tested for another reason than one without an estimate.
+        let why = match (a.value, b.value) {
+            (Some(_), Some(_)) => why,
+            (None, Some(_)) => "no value in A",
+            (Some(_), None) => "no value in B",
+            (None, None) => "no value in A and B",
+        };
         let mut figure = Self {
             metric,
             what,

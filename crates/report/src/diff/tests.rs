@@ -22,6 +22,7 @@ use crate::{
     },
 };
 
+mod empty;
 mod gvl_waits;
 mod off_cpu;
 mod quantiles;

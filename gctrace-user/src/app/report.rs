@@ -108,6 +108,7 @@ fn kept(condition: &Condition, tally: &Tally) -> String {
         if condition.applies_to(kind) {
             let lacking = match judged.unknown {
                 0 => String::new(),
+                1 => " (1 lacks what it asks for)".to_owned(),
                 some => format!(" ({some} lack what it asks for)"),
             };
             parts.push(format!("kept {} of {} {}{lacking}", judged.kept, judged.all, kind.name()));

@@ -278,9 +278,9 @@ impl<W: Write> OneScreen<W> {
         let mut rows = vec![
             String::new(),
             format!(
-                "{:<LABEL$}{} GC pauses, p50 {}, p99 {}; the longest:",
+                "{:<LABEL$}{}, p50 {}, p99 {}; the longest:",
                 "PAUSES",
-                stops.count(),
+                plural(stops.count(), "GC pause"),
                 duration(stops.quantile_ns(0.5)),
                 duration(stops.quantile_ns(0.99)),
             ),

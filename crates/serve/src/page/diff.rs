@@ -168,7 +168,7 @@ fn of(of: &Table) -> Markup {
         details open {
             summary { (title(of)) }
             (table(if by_name { "Those that changed most come first" } else { "All chosen processes together" }, &heads, &rows))
-            @if of.rows.len() > shown { p.soft { (of.rows.len() - shown) " more rows." } }
+            @if of.rows.len() > shown { p.soft { (plural((of.rows.len() - shown) as u64, "more row")) "." } }
         }
     }
 }

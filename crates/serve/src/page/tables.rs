@@ -12,6 +12,7 @@ use gctrace_report::{
     export::profile::Kept,
     model::gvl::{GvlTimes, GvlWho},
     trace_file::Subjects,
+    words::plural,
 };
 use maud::{Markup, html};
 
@@ -30,9 +31,20 @@ fn section(id: &str, title: &str, content: &Markup) -> Markup {
     html! { section aria-labelledby=(id) { h2 id=(id) { (title) } (content) } }
 }
 
-/// A note with the number of rows left out of a table.
+/// A note with the number of rows left out of a table. `what`: the noun for one of them.
 fn more(left: u64, what: &str) -> Markup {
-    html! { @if left > 0 { p.soft { (count(left)) " more " (what) "." } } }
+    html! { @if left > 0 { p.soft { (counted(left, &format!("more {what}"))) "." } } }
+}
+
+/// The same if the number includes events of those for which there was no room.
+fn more_or(left: u64, what: &str, events: &str) -> Markup {
+    html! { @if left > 0 { p.soft { (counted(left, &format!("more {what}"))) ", or " (events) " of such." } } }
+}
+
+/// `1 more thread`, `2 more threads`, with the digits of large numbers grouped.
+pub(super) fn counted(n: u64, noun: &str) -> String {
+    let text = plural(n, noun);
+    text.strip_prefix(&n.to_string()).map_or_else(|| text.clone(), |rest| count(n) + rest)
 }
 
 fn share(part: u64, whole: u64) -> String {
@@ -63,7 +75,7 @@ pub(super) fn methods(kept: &Kept, cpu_ns: u64) -> Markup {
         details open {
             summary { "Methods with most CPU time" }
             (table("CPU time with the method on top, and anywhere on the stack", &heads, &rows))
-            (more(left as u64, "methods"))
+            (more(left as u64, "method"))
         }
     }
 }
@@ -175,7 +187,7 @@ pub(super) fn threads(view: &View, subjects: Subjects) -> Markup {
     let left = all.len().saturating_sub(ROWS) as u64;
     let content = html! {
         (table("Those that ran, collected or waited most come first", &heads, &rows))
-        (more(left + figures.more_threads, "threads, or events of such"))
+        (more_or(left + figures.more_threads, "thread", "events"))
     };
     section("threads", "Threads", &content)
 }
@@ -231,13 +243,13 @@ pub(super) fn blocked(view: &View) -> Markup {
     let content = html! {
         @if rows.is_empty() { p.soft { "No long wait for the GVL." } } @else {
             (table("Long waits, each with the thread that held the GVL longest meanwhile", &heads, &rows))
-            (more(pairs.len().saturating_sub(ROWS) as u64 + figures.more_pairs, "pairs, or waits of such"))
+            (more_or(pairs.len().saturating_sub(ROWS) as u64 + figures.more_pairs, "pair", "waits"))
         }
         @if !sums.is_empty() {
             details {
                 summary { "All waits, added up over whole lives of threads" }
                 (table("Who waited while whom held the GVL", &of_sums, &sums))
-                (more(whole.len().saturating_sub(ROWS) as u64, "pairs"))
+                (more(whole.len().saturating_sub(ROWS) as u64, "pair"))
                 @if unknown_ns > 0 {
                     p.soft { "Of " (time(all_ns)) ", the holder of the GVL is unknown for " (time(unknown_ns)) "." }
                 }
@@ -300,7 +312,7 @@ pub(super) fn requests(summary: &RequestSummary) -> Markup {
                  lock, the GVL or a timer."
             }
         }
-        (more(groups.len().saturating_sub(ROWS) as u64, "endpoints"))
+        (more(groups.len().saturating_sub(ROWS) as u64, "endpoint"))
     };
     section("requests", "Requests", &content)
 }
@@ -354,7 +366,7 @@ pub(super) fn processes(links: &Links<'_>, view: &View, subjects: Subjects) -> M
     }
     let content = html! {
         (table("The pid leads to the same page of one process", &heads, &rows))
-        (more(all.len().saturating_sub(ROWS) as u64 + figures.more_processes, "processes"))
+        (more(all.len().saturating_sub(ROWS) as u64 + figures.more_processes, "process"))
     };
     section("processes", "Processes", &content)
 }
@@ -393,6 +405,21 @@ mod tests {
             gc_states: None,
             trace: None,
         }
+    }
+
+    /// One of something is not several.
+    #[test]
+    fn numbers() {
+        assert_eq!(
+            [counted(1, "more pair"), counted(2, "more process")],
+            ["1 more pair", "2 more processes"]
+        );
+        assert_eq!(counted(12_345, "sample"), format!("{} samples", count(12_345)));
+        let text = more(1, "thread").into_string() + &more_or(1, "pair", "waits").into_string();
+        assert!(
+            text.contains(">1 more thread.<") && text.contains(">1 more pair, or waits of such.<"),
+            "{text}"
+        );
     }
 
     /// If no duration or no status of an endpoint is known, neither its share of the time nor its number of failures is shown.

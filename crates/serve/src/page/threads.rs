@@ -13,7 +13,7 @@ use gctrace_report::trace_file::Subjects;
 use gctrace_tunemygc::printable::printable_part;
 use maud::{Markup, html};
 
-use super::{Links, time};
+use super::{Links, tables::counted, time};
 use crate::{
     columns::Over,
     figures::{Did, Figures, OneThread},
@@ -98,7 +98,7 @@ pub(super) fn over_time(links: &Links<'_>, view: &View, subjects: Subjects, end_
             (strips("What threads did", span, most, &doings, &rows))
             @if not_drawn > 0 { p.soft { (count(not_drawn)) " more that did less are not drawn; those of one process are on its page." } }
             @if not_kept > 0 {
-                p.soft { "Activity over time is not kept for " (count(not_kept)) " threads that were seen later, or for events of such: choose a part." }
+                p.soft { "Activity over time is not kept for " (counted(not_kept, "thread")) " seen later, or for events of such: choose a part." }
             }
             @if subjects.gvl { p.soft { "Waits and holds are those that were reported one by one, when they had ended (--gvl-threshold)." } }
             (gaps(figures, end_ns))

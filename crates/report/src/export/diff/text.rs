@@ -165,7 +165,7 @@ fn by_name(out: &mut dyn Write, table: &Table) -> io::Result<()> {
     }
     match table.rows.len() - shown {
         0 => Ok(()),
-        more => writeln!(out, "  {more} more rows: --format json"),
+        more => writeln!(out, "  {}: --format json", plural(more as u64, "more row")),
     }
 }
 

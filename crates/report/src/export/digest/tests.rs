@@ -131,7 +131,7 @@ fn without_event_sites() {
     assert_eq!(columns(&text)[..5], ["10.0", "%", "-", "100µs", "-"], "{text}");
     let text = of(Method::UsdtPauses, &work(WorkPhase::Pause, 10, 500_000_000));
     assert!(
-        text.contains("1 GC pauses, p50 500.0ms") && text.contains("500.0ms  00:00:00.000Z pid 1\n"),
+        text.contains("1 GC pause, p50 500.0ms") && text.contains("500.0ms  00:00:00.000Z pid 1\n"),
         "{text}"
     );
     assert!(text.contains("A GC pause of 500.0ms (pid 1). What was around it:"), "{text}");

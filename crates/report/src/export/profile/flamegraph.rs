@@ -198,13 +198,14 @@ fn samples(recording: &Recording, of: Measure, context: &Context<'_>) -> Vec<Str
         of_state.map(|(_, sum)| sum.samples).sum()
     };
     let rate = recording.period_ns.map_or_else(String::new, |ns| format!(" at {:.0} Hz", 1e9 / ns as f64));
-    let mut parts = vec![format!("{} CPU samples{rate}", count(true))];
+    let mut parts = vec![format!("{}{rate}", plural(count(true), "CPU sample"))];
     if of == Measure::Wall {
-        parts.push(format!("{} off-CPU intervals", count(false)));
+        parts.push(plural(count(false), "off-CPU interval"));
         parts.extend(without_stack(&context.ledger.user.stacks));
     }
     if recording.merged > 0 {
-        parts.push(format!("{} samples without a stack: too many different ones", recording.merged));
+        let merged = plural(recording.merged, "sample");
+        parts.push(format!("{merged} without a stack: too many different ones"));
     }
     parts
 }

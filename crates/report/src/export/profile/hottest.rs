@@ -17,6 +17,7 @@ use crate::{
         source::last_two,
         stack::{Frame, FrameKind, ThreadState},
     },
+    words::plural,
 };
 
 /// Maximum number of processes shown: those with the most CPU time.
@@ -115,9 +116,10 @@ fn print(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
         let count: u64 = samples.iter().map(|(_, sum)| sum.samples).sum();
         writeln!(
             out,
-            "\n{}{ruby}: {:.2} s of CPU time in {count} samples\n  SELF  TOTAL  METHOD",
+            "\n{}{ruby}: {:.2} s of CPU time in {}\n  SELF  TOTAL  METHOD",
             label::process(facts),
-            *ns as f64 / 1e9
+            *ns as f64 / 1e9,
+            plural(count, "sample")
         )?;
         let methods = methods(recording, samples);
         for (method, time) in methods.iter().take(METHODS) {
@@ -125,12 +127,13 @@ fn print(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
             writeln!(out, "{:>5.1}% {:>5.1}%  {}", part(time.self_ns), part(time.total_ns), method.text())?;
         }
         if methods.len() > METHODS {
-            writeln!(out, "               {} more methods", methods.len() - METHODS)?;
+            writeln!(out, "               {}", plural((methods.len() - METHODS) as u64, "more method"))?;
         }
     }
     if let Some(others) = by_time.get(PROCESSES..).filter(|others| !others.is_empty()) {
         let ns: u64 = others.iter().map(|(ns, ..)| ns).sum();
-        writeln!(out, "\n{} other processes: {:.2} s of CPU time", others.len(), ns as f64 / 1e9)?;
+        let others = plural(others.len() as u64, "other process");
+        writeln!(out, "\n{others}: {:.2} s of CPU time", ns as f64 / 1e9)?;
     }
     out.flush()
 }

@@ -25,7 +25,7 @@ use crate::{
         seen::{Observer, Seen},
         stack::ThreadState,
     },
-    words::percent,
+    words::{percent, plural},
 };
 
 /// Its title.
@@ -95,8 +95,9 @@ pub(in crate::export) fn write(
     options.text_truncate_direction = TextTruncateDirection::Right;
     TITLE.clone_into(&mut options.title);
     let lines_below = titles::lines(&format!(
-        "{a_samples} samples in A, {b_samples} in B, each as a part of its own recording · {} of A's time is in stacks that B \
+        "{} in A, {b_samples} in B, each as a part of its own recording · {} of A's time is in stacks that B \
          does not have: compare B with A to see these",
+        plural(a_samples, "sample"),
         percent(gone, a_ns)
     ));
     options.subtitle = lines_below.first().cloned();

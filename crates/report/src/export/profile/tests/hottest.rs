@@ -48,3 +48,24 @@ Foo#bar (pid 14), Ruby 3.0.0: 0.10 s of CPU time in 4 samples
 ";
     assert_eq!(text, expected);
 }
+
+/// One of something is not several: in the table, and in the subtitle of a graph.
+#[test]
+fn one_of_something() {
+    let mut recorder = recorded(&[], Limits::default());
+    let (process, sample) = a_sample(5_000);
+    recorder.see(&process, Seen::Stack(&sample)).unwrap();
+    let waited = StackSample { state: ThreadState::Blocked, cpu_ns: 0, ..sample };
+    recorder.see(&process, Seen::Stack(&waited)).unwrap();
+    recorder.recording.borrow_mut().merged = 1;
+    let graph = Graph { of: Measure::Wall, ..Graph::default() };
+    let svg = String::from_utf8(written(&recorder, Format::FlameGraph(graph), "x.svg").0).unwrap();
+    let mut hottest = hottest::Hottest { recording: recorder.recording, out: Vec::new() };
+    hottest.finish(&Ledger::default()).unwrap();
+    let text = String::from_utf8(hottest.out).unwrap();
+    assert!(text.contains("in 1 sample\n") && svg.contains("1 CPU sample"), "{text} {svg}");
+    assert!(svg.contains("1 off-CPU interval") && svg.contains("1 sample without"), "{svg}");
+    for wrong in ["1 samples", "1 CPU samples", "1 off-CPU intervals"] {
+        assert!(!text.contains(wrong) && !svg.contains(wrong), "{wrong}: {text} {svg}");
+    }
+}

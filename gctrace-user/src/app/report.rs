@@ -1,6 +1,6 @@
 //! `gctrace report`: the outputs of a run from its recording.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, collections::BTreeSet, rc::Rc};
 
 use super::{Failure, Outcome, outputs};
 use crate::{
@@ -8,14 +8,18 @@ use crate::{
     cli::{self, ReportFileArgs, UsageError},
     console::say,
     export::{
-        Outputs,
+        ExportError, Exporter, Outputs,
         window::{Tally, Windowed},
     },
-    ledger::Extent,
+    ledger::{Extent, Ledger},
+    model::{Process, seen::Seen},
     sudo,
     trace_file::{self, Dump, Ending, Recording},
     words::{plural, span, utc},
 };
+
+/// Maximum number of pids that are named if nothing was selected.
+const NAMED: usize = 8;
 
 /// Writes the requested outputs.
 ///
@@ -47,7 +51,9 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     )?)));
     let tally = Rc::new(RefCell::new(Tally::default()));
     let part = Windowed::new(window.clone(), outputs.clone(), tally.clone());
-    let replayed = trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(part)]))?;
+    let pids = Rc::new(RefCell::new(BTreeSet::new()));
+    let mut all = Outputs::new(vec![Box::new(part), Box::new(Pids(pids.clone()))]);
+    let replayed = trace_file::replay(&mut recording, &mut all)?;
     let dump = recording.header().dump.as_ref();
     let begun_ns = dump.map_or(recording.header().begun_ns, |dump| dump.from_ns);
     if let Some(Dump { why, at_ns, from_ns, .. }) = dump {
@@ -83,20 +89,52 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
         say(&format!("gctrace: --where {condition}: {}", kept(condition, &tally.borrow())));
     }
     if tally.borrow().processes == 0 {
+        let name = if is_standard_input(&path) { "standard input" } else { &path };
         let said = if window.is_all() {
-            format!("{path} contains no process")
+            format!("{name} contains no process")
         } else {
             let seconds = replayed.last_ns.saturating_sub(begun_ns) as f64 / 1e9;
             let processes = plural(replayed.processes, "process");
             format!(
-                "this part of {path} contains no process; the recording has {seconds:.1} s and {processes} \
-                 (gctrace info {path} lists them)"
+                "this part of {name} contains no process; the recording has {seconds:.1} s and {processes}{}",
+                listed(&path, &pids.borrow())
             )
         };
         say(&format!("gctrace: {said}"));
         return Ok(Outcome::NothingMatched);
     }
     Ok(Outcome::Done)
+}
+
+/// The pids of a recording, as many as are named and one more.
+struct Pids(Rc<RefCell<BTreeSet<u32>>>);
+
+impl Exporter for Pids {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        let mut pids = self.0.borrow_mut();
+        if matches!(seen, Seen::Process { .. }) && pids.len() <= NAMED {
+            pids.insert(process.pid);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        Ok(())
+    }
+}
+
+fn is_standard_input(path: &str) -> bool {
+    matches!(path, "-" | "/dev/stdin" | "/dev/fd/0" | "/proc/self/fd/0")
+}
+
+/// Which processes a recording has: the command that lists them or, since a pipe cannot be read twice, their pids.
+fn listed(path: &str, pids: &BTreeSet<u32>) -> String {
+    if path != "-" && !path.starts_with("/dev/") && !path.starts_with("/proc/") {
+        return format!(" (gctrace info {path} lists them)");
+    }
+    let named: Vec<String> = pids.iter().take(NAMED).map(u32::to_string).collect();
+    let more = if pids.len() > NAMED { ", …" } else { "" };
+    if named.is_empty() { String::new() } else { format!(" (pid {}{more})", named.join(", ")) }
 }
 
 /// What a condition selected, in words.
@@ -491,5 +529,15 @@ mod tests {
             write!(digest, "{byte:02x}").unwrap();
         }
         (file.len(), digest)
+    }
+
+    /// A pipe cannot be read again, so its pids are named.
+    #[test]
+    fn processes_of_a_pipe() {
+        let of = |pids: std::ops::Range<u32>| listed("/dev/stdin", &pids.collect());
+        assert_eq!([of(0..0), of(7..9)], ["", " (pid 7, 8)"]);
+        assert_eq!(of(1..10), " (pid 1, 2, 3, 4, 5, 6, 7, 8, …)");
+        assert_eq!(listed("a.gctrace", &BTreeSet::new()), " (gctrace info a.gctrace lists them)");
+        assert!(is_standard_input("/dev/stdin") && !is_standard_input("/dev/fd/63"));
     }
 }

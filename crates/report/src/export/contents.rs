@@ -293,9 +293,12 @@ impl Contents {
             Some(_) => counted.ledger.summary(),
         };
         row("account", lost)?;
-        writeln!(out, "\nENTRIES")?;
+        writeln!(out, "\nENTRIES{}", if counted.kinds.is_empty() { "  none" } else { "" })?;
         for (kind, count) in &counted.kinds {
             writeln!(out, "{count:>10}  {kind}")?;
+        }
+        if counted.processes.is_empty() {
+            return writeln!(out, "\nNo process was recorded.");
         }
         writeln!(out, "\n{:>10}  {:<12}{:<12}{:<10}PROGRAM", "PID", "RUBY", "FROM", "TO")?;
         for process in counted.processes.iter().take(PROCESSES) {
@@ -375,5 +378,37 @@ impl Contents {
         };
         let text = serde_json::to_string_pretty(&document).map_err(io::Error::from)?;
         writeln!(out, "{}", printable_json(&text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A recording without entries has no tables.
+    #[test]
+    fn nothing_recorded() {
+        let found = Found {
+            file: "x.gctrace".to_owned(),
+            size: None,
+            format: 1,
+            gctrace: "1".to_owned(),
+            host: None,
+            kernel: None,
+            machine: None,
+            cpus: None,
+            clock: WallClock::with_offsets(0, 0),
+            begun_ns: 0,
+            dump: None,
+            looked: Looked::default(),
+            chunks: 0,
+            stored: 0,
+            expanded: 0,
+            end: End::CutOff(0),
+        };
+        let mut out = Vec::new();
+        Contents::default().write_text(&found, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.ends_with("\nENTRIES  none\n\nNo process was recorded.\n"), "{text}");
     }
 }

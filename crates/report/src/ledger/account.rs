@@ -162,10 +162,15 @@ impl Ledger {
     pub fn details(&self) -> [String; 2] {
         let listed = |counters: Vec<(&'static str, u64)>| {
             let counted = counters.into_iter().filter(|(_, count)| *count > 0);
-            counted.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+            let counted: Vec<String> = counted.map(|(name, count)| format!("{name} {count}")).collect();
+            if counted.is_empty() { "nothing".to_owned() } else { counted.join(", ") }
+        };
+        let kernel = match &self.kernel {
+            Some(_) => listed(self.kernel_counters()),
+            None => "unknown".to_owned(),
         };
         [
-            format!("counted in the kernel: {}", listed(self.kernel_counters())),
+            format!("counted in the kernel: {kernel}"),
             format!("counted by gctrace: {}", listed(self.user_counters())),
         ]
     }
@@ -233,6 +238,19 @@ mod tests {
         let expected =
             "3 cycles, nothing lost up to then, cut off: events after the last account are not counted";
         assert_eq!(cut.summary(), expected);
+    }
+
+    /// Without an account, what the kernel counted is unknown.
+    #[test]
+    fn counted() {
+        let said = |ledger: &Ledger| ledger.details().map(|line| line.split_once(": ").unwrap().1.to_owned());
+        assert_eq!(said(&Ledger::default()), ["unknown", "nothing"]);
+        let mut ledger = ledger(PipelineCounts { cycles: 3, ..PipelineCounts::default() });
+        assert_eq!(said(&ledger), ["nothing", "cycles 3"]);
+        if let Some(kernel) = ledger.kernel.as_mut() {
+            kernel[Counter::Starts as usize] = 4;
+        }
+        assert_eq!(said(&ledger)[0], format!("{} 4", Counter::Starts.name()));
     }
 
     /// What is missing is named by its kind, with the right plural.

@@ -194,19 +194,19 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
             // The regular end of a watch.
             Err(HeapFailure::NotRuby { .. }) if rounds > 0 => {
                 let times = plural(rounds + 1, "time");
-                say(&format!("pid {} has ended; it was counted {times}", target.pid));
+                say(&format!("gctrace: pid {} has ended; it was counted {times}", target.pid));
                 return Ok(());
             }
             Err(HeapFailure::Heap { .. }) if target.is_replaced() => {
                 let times = plural(rounds + 1, "time");
-                say(&format!("pid {} has replaced its program; it was counted {times}", target.pid));
+                say(&format!("gctrace: pid {} has replaced its program; it was counted {times}", target.pid));
                 return Ok(());
             }
             // Pages come and go while they are read. The next attempt may find a heap that is stable for long enough.
             Err(failure @ (HeapFailure::Heap { .. } | HeapFailure::NoPlaces { .. }))
                 if rounds > 0 && failures < MOST_FAILURES =>
             {
-                say(&format!("{failure}; trying again in {} s", every.as_secs_f64()));
+                say(&format!("gctrace: {failure}; trying again in {} s", every.as_secs_f64()));
                 failures += 1;
                 continue;
             }

@@ -237,12 +237,12 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
             Ok(round) => round,
             // The regular end of a watch.
             Err(HeapFailure::NotRuby { .. }) if !target.is_there() && rounds > 1 => {
-                say(&format!("pid {} has ended; it was checked {rounds} times", target.pid));
+                say(&format!("gctrace: pid {} has ended; it was checked {rounds} times", target.pid));
                 return Ok(());
             }
             Err(_) if target.is_replaced() => {
                 let times = plural(rounds, "time");
-                say(&format!("pid {} has replaced its program; it was checked {times}", target.pid));
+                say(&format!("gctrace: pid {} has replaced its program; it was checked {times}", target.pid));
                 return Ok(());
             }
             Err(failure) => return Err(failure),

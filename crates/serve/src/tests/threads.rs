@@ -80,7 +80,7 @@ fn unseen() {
         let process = process(RubyVersion::new(3, 1, 2), method);
         let mut figures = Figures::new(Columns::new(0, Some(1)));
         figures.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 });
-        let shown = seen_of_gc(&figures.processes[0]).map(maud::Markup::into_string);
+        let shown = seen_of_gc(&figures.processes[0]).map(|shown| shown.0);
         assert_eq!(shown, expected, "{method:?}");
         assert_eq!(figures.sees_cycles(), method == Method::Sites);
     }

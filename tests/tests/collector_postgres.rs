@@ -147,7 +147,6 @@ fn one_of_two() -> Result<()> {
     no_token(&postgres, &token)
 }
 
-/// An application is deleted with all its sets and those of its parts, in statements of limited size: each may take 30 s.
 /// A collector waits while another one changes the tables, also for longer than any of its other statements may take.
 #[test]
 fn waits_for_a_long_upgrade() -> Result<()> {
@@ -172,6 +171,7 @@ fn waits_for_a_long_upgrade() -> Result<()> {
     })
 }
 
+/// An application is deleted with all its sets and those of its parts, in statements of limited size: each may take 30 s.
 #[test]
 fn large_applications() -> Result<()> {
     const COPIES: u64 = 1_100;

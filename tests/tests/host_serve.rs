@@ -389,7 +389,10 @@ fn broken_files() -> Result<()> {
     fs::write(&file, &damaged)?;
     let served = start(&file)?;
     let (_, text) = served.page("")?;
-    ensure!(text.contains("This recording is damaged") && text.contains(&format!("byte {begin}")), "{text}");
+    ensure!(
+        text.contains("This recording cannot be read to its end") && text.contains(&format!("byte {begin}")),
+        "{text}"
+    );
     ensure!(text.contains("Longest GC pauses"), "what comes before is there: {text}");
     let answer = served.get("save/folded?of=gc")?;
     let folded = dir.path().join("x.folded");

@@ -373,7 +373,7 @@ fn before(report: &Report, pid: u32) -> Result<(u64, Option<u64>, Option<u64>)> 
 /// Lets a command that reads a line continue until it has said something, and returns that. gctrace is stopped meanwhile, so it has not probed
 /// its Ruby by then.
 fn while_stopped(gctrace: &mut Gctrace, said: &str) -> Result<String> {
-    gctrace.wait_error("waits")?;
+    gctrace.wait_error("shell waits for go")?;
     gctrace.signal(Signal::STOP)?;
     gctrace.say("go")?;
     let said = gctrace.wait_error(said)?;
@@ -393,8 +393,7 @@ fn missed_cycles_are_counted() -> Result<()> {
          warn \"collected #{{GC.count}}\"",
         flag.display().to_string()
     );
-    let hidden =
-        "echo waits >&2; read go; root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by -e \"$2\"";
+    let hidden = "echo shell waits for go >&2; read go; root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by -e \"$2\"";
     // The shell assembles the path of the Ruby.
     let args = ["--no-cache", "--", "sh", "-c", hidden, "sh", &root, &collect];
     let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
@@ -471,7 +470,7 @@ fn children_of_unseen_parents() -> Result<()> {
         "3.times {{ GC.start }}; child = fork {{ {wait}; 5.times {{ GC.start }} }}; \
          warn \"pids #{{$$}} #{{child}}\"; Process.wait(child); warn \"collected #{{GC.count}}\""
     );
-    let hidden = "echo waits >&2; read go; root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by --disable-gems -e \"$2\"";
+    let hidden = "echo shell waits for go >&2; read go; root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by --disable-gems -e \"$2\"";
     let args = ["--no-cache", "--", "sh", "-c", hidden, "sh", &root, &program];
     let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
     let pids = while_stopped(&mut gctrace, "pids ")?;

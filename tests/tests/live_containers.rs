@@ -130,18 +130,18 @@ fn changed_files() -> Result<()> {
     let as_is = ("as-is", "");
     let mode = ("mode", "chmod 755 \"$LIB\"");
     let others = [("replaced", replace), ("gone", replace)];
-    for first in [[as_is, mode], [mode, as_is]] {
-        changed(&live, &ruby, &engine, &[first, others].concat())?;
+    for (round, first) in ["first", "again"].into_iter().zip([[as_is, mode], [mode, as_is]]) {
+        changed(&live, &ruby, &engine, round, &[first, others].concat())?;
     }
     Ok(())
 }
 
 /// Traces containers, the last of which has its file deleted.
-fn changed(live: &Live, ruby: &Ruby, engine: &Engine, changes: &[(&str, &str)]) -> Result<()> {
+fn changed(live: &Live, ruby: &Ruby, engine: &Engine, round: &str, changes: &[(&str, &str)]) -> Result<()> {
     let mut containers: Vec<Container> = Vec::new();
     for (suffix, change) in changes {
         let script = Script::new(live, ruby, "explicit.rb")?.arg("20").waiting();
-        containers.push(engine.start(&engine.name(suffix), script, change)?);
+        containers.push(engine.start(&engine.name(&format!("{round}-{suffix}")), script, change)?);
     }
     // Its file is deleted while it runs.
     let library = ruby.library()?;

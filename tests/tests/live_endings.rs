@@ -79,7 +79,9 @@ fn timeout_keeps_the_files() -> Result<()> {
             std::fs::remove_file(&svg)?;
             kept += 1;
         } else {
-            // This machine is too slow to start within that time.
+            // This machine is too slow to start within that time. A run that had started ends by itself.
+            let started = finished.errors().contains("gctrace: ready");
+            ensure!(!started, "it ended with {}:\n{}", finished.status, finished.errors());
             ensure!(!is_svg(&svg)?, "a file without a run:\n{}", finished.errors());
             seconds += 1;
             ensure!(seconds < 100, "not ready in {seconds} s:\n{}", finished.errors());
@@ -135,6 +137,7 @@ fn interrupt_starts() -> Result<()> {
             continue;
         }
         interrupted += 1;
+        ensure!(!finished.errors().contains("gctrace: ready"), "a run that had started ended by the signal");
         ensure!(!finished.status.success(), "{}:\n{}", finished.status, finished.errors());
         ensure_times!(took < most, "after {milliseconds} ms: {took:?} to end");
         ensure!(std::fs::read_to_string(&svg)? == "old", "after {milliseconds} ms the old file is gone");

@@ -228,7 +228,7 @@ fn dashboard_works(prometheus: &Prometheus, service: &str, wanted: impl Fn(&str)
     Ok(())
 }
 
-/// Every panel has data of a server under load, except those of long waits and queue times.
+/// Every panel has data of a server under load, except those of long waits, queue times and jobs.
 #[test]
 fn dashboard_of_a_server() -> Result<()> {
     let live = Live::beside_others()?;

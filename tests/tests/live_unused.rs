@@ -141,16 +141,16 @@ fn probes_of_ended_servers_are_detached() -> Result<()> {
         Ok(targets.filter(|target| target.as_os_str() == "anon_inode:bpf_link").count())
     };
     // Links are closed one after the other, in the background.
-    let settled = |gctrace: u32| -> Result<usize> {
-        let mut before = attached(gctrace)?;
-        loop {
-            std::thread::sleep(Duration::from_millis(300));
+    let standing = |gctrace: u32| -> Result<usize> {
+        let (mut before, mut equal) = (attached(gctrace)?, Instant::now());
+        waits_until("the number of its probes does not change", || {
             let now = attached(gctrace)?;
-            if now == before {
-                return Ok(now);
+            if now != before {
+                (before, equal) = (now, Instant::now());
             }
-            before = now;
-        }
+            Ok(equal.elapsed() > Duration::from_secs(2))
+        })?;
+        Ok(before)
     };
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for _twice in 0..2 {
@@ -159,11 +159,11 @@ fn probes_of_ended_servers_are_detached() -> Result<()> {
         let gctrace = Invocation::jsonl(["--pid", &pids, "--requests"])?.start_ready()?;
         // The parser, the socket library and the C library of the server.
         waits_until("its probes are attached", || Ok(attached(gctrace.pid())? >= 3))?;
-        with.push(settled(gctrace.pid())?);
+        with.push(standing(gctrace.pid())?);
         drop(puma);
         let before = with[with.len() - 1];
         waits_until("its probes are detached", || Ok(attached(gctrace.pid())? + 3 <= before))?;
-        without.push(settled(gctrace.pid())?);
+        without.push(standing(gctrace.pid())?);
         ledger::check(&gctrace.stop()?)?;
     }
     ensure!(with[0] == with[1] && without[0] == without[1], "{with:?}, {without:?}");

@@ -155,6 +155,8 @@ fn migrate(transaction: &mut Transaction<'_>) -> Result<i32, postgres::Error> {
     // A step may read all rows, and another collector may be doing so: a limit would let a large store never be upgraded.
     transaction.batch_execute("SET LOCAL statement_timeout = 0")?;
     transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK])?;
+    // A change that waits for a reader of a table, such as a backup, makes all others wait behind it, also the collectors that run.
+    transaction.batch_execute("SET LOCAL lock_timeout = '10s'")?;
     transaction.batch_execute("CREATE TABLE IF NOT EXISTS gctrace_version (version INTEGER NOT NULL)")?;
     let found = transaction.query_opt("SELECT version FROM gctrace_version", &[])?;
     let version: i32 = match &found {

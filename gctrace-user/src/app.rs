@@ -211,6 +211,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         settings,
         command: None,
         over: false,
+        over_early: false,
         matched: false,
         unreadable: false,
         closed: None,
@@ -310,6 +311,8 @@ struct Run<'a> {
     command: Option<command::Running>,
     /// Whether the run has ended.
     over: bool,
+    /// Whether the gate was closed before the control thread had stopped: processes that it finds afterwards are not of the run.
+    over_early: bool,
     matched: bool,
     /// Whether a selected process may be a Ruby and could not be read.
     unreadable: bool,
@@ -464,6 +467,9 @@ impl Run<'_> {
 
     fn take(&mut self, found: ControlEvent) -> bool {
         match found {
+            ControlEvent::Process { pid, .. } if self.over_early => {
+                log::debug!("pid {pid} was found after the end of the run");
+            }
             ControlEvent::Process { pid, image, state } => {
                 self.matched = true;
                 // The finding may be about the program of an exec that is still in the ring.

@@ -49,11 +49,12 @@ impl Run<'_> {
             if self.closed.is_some() || gone() {
                 return Checked::Over;
             }
-            if early.is_none() && begun.elapsed() >= PROMPT {
-                early = Some(monotonic_ns());
-                if let Err(error) = self.counters.close() {
-                    log::warn!("{error}; the ledger may not balance");
+            if !self.over_early && begun.elapsed() >= PROMPT {
+                match self.counters.close() {
+                    Ok(()) => early = Some(monotonic_ns()),
+                    Err(error) => log::warn!("{error}: the run ends when the control thread does"),
                 }
+                self.over_early = true;
             }
             let more = self.pipeline.drain(&mut self.rings);
             self.take_findings();
@@ -65,7 +66,7 @@ impl Run<'_> {
         if !closed {
             say(&format!(
                 "gctrace: the thread that reads the files of processes has not stopped within {} s, probably because a file server or a FUSE \
-                 file system does not answer; the files are finished without what it may have found",
+                 file system does not answer; the files are finished without what it may have found, and probes stay until gctrace ends",
                 PATIENCE.as_secs()
             ));
         }

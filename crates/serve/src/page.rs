@@ -184,7 +184,7 @@ fn notes(source: &Source, whole: &Whole, view: &View, live: bool) -> Markup {
     html! {
         @if let Some(why) = &whole.damage {
             p.note role="alert" {
-                "This recording is damaged, and shown up to the damage: " (name(why)) ". Before that it has " (length) "."
+                "This recording cannot be read to its end: " (name(why)) ". Before that it has " (length) ", which is shown."
             }
         } @else if let Ending::CutOff(left) = whole.ending {
             p.note role="note" {

@@ -9,7 +9,7 @@ use crate::{
         ExportError, Outputs,
         contents::{Contents, End, Found},
     },
-    trace_file::{self, Ending, FORMAT, Recording},
+    trace_file::{self, Ending, FORMAT, ReadError, Recording},
 };
 
 /// Reads the recording to its end and prints its contents. Returns the exit status.
@@ -44,6 +44,7 @@ pub fn info(args: &InfoArgs) -> Result<u8, Failure> {
                 Ending::Complete => End::Complete,
                 Ending::CutOff(bytes) => End::CutOff(bytes),
             },
+            Err(error @ ReadError::Unknown { .. }) => End::Unknown(error.to_string()),
             Err(error) => End::Damaged(error.to_string()),
         },
     };

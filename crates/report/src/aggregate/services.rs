@@ -477,7 +477,10 @@ impl Services {
         }
         let sum = move |key: &ServiceKey| match gauges.get(key) {
             // A service without running processes holds no memory.
-            None => Some(Gauges::nothing(self.known.get(key).and_then(|service| service.image.as_deref()))),
+            None => {
+                let known = self.known.get(key).filter(|service| service.has_cycles);
+                known.map(|service| Gauges::nothing(service.image.as_deref()))
+            }
             Some((Some(sum), true)) => Some(Gauges { shares: None, ..sum.clone() }),
             Some((sum, _)) => sum.clone(),
         };

@@ -73,6 +73,8 @@ pub enum End {
     CutOff(u64),
     /// It is damaged from some position on.
     Damaged(String),
+    /// From some position on it has something that a later gctrace records.
+    Unknown(String),
 }
 
 #[derive(Debug)]
@@ -282,6 +284,10 @@ impl Contents {
                 End::CutOff(bytes) => {
                     format!("cut off: {} of an incomplete chunk follow", plural(*bytes, "byte"))
                 }
+                End::Unknown(_) => format!(
+                    "something of another gctrace after {}: the data below is from before that",
+                    data_size(found.stored)
+                ),
                 End::Damaged(_) => {
                     format!("damaged after {}: the data below is from before that", data_size(found.stored))
                 }
@@ -356,13 +362,14 @@ impl Contents {
                 End::Complete => "complete",
                 End::CutOff(_) => "cut off",
                 End::Damaged(_) => "damaged",
+                End::Unknown(_) => "not known",
             },
             unread_bytes: match found.end {
                 End::CutOff(bytes) => Some(bytes),
                 _ => None,
             },
             damage: match &found.end {
-                End::Damaged(why) => Some(why),
+                End::Damaged(why) | End::Unknown(why) => Some(why),
                 _ => None,
             },
             chunks: found.chunks,

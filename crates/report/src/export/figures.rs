@@ -481,6 +481,13 @@ mod tests {
             let expected = method == Method::Sites;
             assert!(of_cycles.iter().all(|name| has(&services, name) == expected), "{method:?}");
             assert!(has(&services, &"cruby_gc_records_lost") && has(&services, &"cruby_processes"));
+            // A service without running processes has no gauge that it had not before.
+            let mut ended = Services::new(false);
+            see(&mut ended, &other);
+            ended.see(&other, Seen::Ended(&END));
+            for name in ["cruby_heap_slots", "cruby_resident_memory"].iter() {
+                assert_eq!(has(&ended, name), expected, "{method:?} {name}");
+            }
             see(&mut services, &process(2, "web"));
             see(&mut services, &Process { pid: 3, ..other });
             assert!(of_cycles.iter().all(|name| has(&services, name)), "{method:?}");

@@ -164,10 +164,11 @@ pub enum ReadError {
     },
     /// It has something that a later gctrace records.
     #[error(
-        "{}: the chunk at byte {offset} has {what}, which this gctrace ({}) does not know; gctrace {by} recorded it: read it with that one; the \
+        "{}: the chunk at byte {offset} has {what}, which this gctrace ({own}) does not know; {} recorded it: read it with that one; the \
          part before it was read",
         path.display(),
-        crate::export::VERSION
+        if by == crate::export::VERSION { "another build of the same version".to_owned() } else { format!("gctrace {by}") },
+        own = crate::export::VERSION
     )]
     Unknown {
         /// The file.

@@ -41,7 +41,7 @@ fn up_to_it() {
         assert!(why.starts_with(&format!("the chunk at byte {begin} is damaged: ")), "{why}");
         assert!(of_cut.damage.is_none());
         let (page, _) = shown(&source, &of_damaged, &of_damaged.view, Measure::Gc);
-        assert!(page.contains("This recording is damaged") && page.contains(&why), "{page}");
+        assert!(page.contains("This recording cannot be read to its end") && page.contains(&why), "{page}");
         assert!(!page.contains("was cut off"), "{page}");
         assert_eq!(of_damaged.last_ns, of_cut.last_ns);
         assert!(saved(&of_damaged.view) == saved(&of_cut.view), "{at}");

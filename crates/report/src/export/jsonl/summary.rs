@@ -153,7 +153,7 @@ impl SummaryLine {
             major: count(Some("major")),
             causes: has_cycles.then(|| causes.collect()),
             pause_ns: has_pauses.then_some(pause_ns),
-            outside_pause_ns: has_cycles.then_some(end.outside_ns),
+            outside_pause_ns: has_pauses.then_some(end.outside_ns),
             gc_share: share(all_ns, traced_ns).filter(|_| has_pauses),
             pauses: has_pauses.then(|| Times::of(&gc.stops)),
             cycle_pauses: has_cycles.then(|| Times::of(&gc.totals)),
@@ -202,9 +202,8 @@ mod tests {
     /// What a method does not see is `null`, not 0.
     #[test]
     fn unknown_is_null() {
-        let of_cycles =
-            ["cycles", "minor", "major", "causes", "outside_pause_ns", "cycle_pauses", "worst", "lines"];
-        let of_pauses = ["pause_ns", "gc_share", "pauses"];
+        let of_cycles = ["cycles", "minor", "major", "causes", "cycle_pauses", "worst", "lines"];
+        let of_pauses = ["pause_ns", "outside_pause_ns", "gc_share", "pauses"];
         for method in METHODS {
             let line = of(method, &[]);
             let are_null = |names: &[&str]| names.iter().filter(|&&name| line[name].is_null()).count();

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     clock::WallClock,
-    export::{ExportError, check_path, write_private},
+    export::{ExportError, VERSION, check_path, write_private},
     ledger::Ledger,
     model::{Image, Process, gvl::GvlGap},
 };
@@ -229,7 +229,7 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
     let begun_ns = begun.min().unwrap_or(base.from_ns);
     let (realtime_ns, boottime_ns) = base.header.clock.offsets();
     let header = Header {
-        gctrace: base.header.gctrace.clone(),
+        gctrace: VERSION.to_owned(),
         clock: WallClock::with_offsets(realtime_ns, boottime_ns),
         begun_ns,
         subjects: base.header.subjects,

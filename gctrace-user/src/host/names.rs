@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, Metadata},
+    fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -24,16 +24,27 @@ pub struct Names {
     root: PathBuf,
     kube_root: Option<PathBuf>,
     lists: [List; STORED.len()],
-    docker: HashMap<String, String>,
+    docker: HashMap<String, Named>,
     missing: HashMap<String, Instant>,
 }
 
 /// The names in one list of containers/storage.
 #[derive(Debug, Default)]
 struct List {
-    /// Inode, size and times of the file when it was read; `None`: there was none.
-    read: Option<(u64, u64, [i64; 4])>,
+    /// State of the file when it was read; `None`: there was none.
+    read: Option<FileState>,
     names: HashMap<String, String>,
+}
+
+/// Inode, size and times of a file: they differ once it has been changed.
+type FileState = (u64, u64, [i64; 4]);
+
+/// The name of one of Docker's containers.
+#[derive(Debug)]
+struct Named {
+    /// State of its file when the name was read.
+    read: FileState,
+    name: String,
 }
 
 /// A pod.
@@ -100,15 +111,24 @@ impl Names {
     /// The name of a container, if its runtime stores one in a file. Anybody who may create cgroups can make up ids: one that is unknown costs a few
     /// attempts to open a file, however many containers there are.
     pub fn container(&mut self, id: &str) -> Option<String> {
-        if self.known(id).is_none() && self.missing.get(id).is_none_or(|looked| looked.elapsed() >= FRESH) {
+        if let Some(named) = self.docker.get(id) {
+            // `docker rename`. The last processes of a container that was removed keep its name.
+            if state(&self.docker_file(id)).is_ok_and(|now| now != named.read)
+                && let Some(named) = self.of_docker(id)
+            {
+                self.docker.insert(id.to_owned(), named);
+            }
+        } else if self.known(id).is_none()
+            && self.missing.get(id).is_none_or(|looked| looked.elapsed() >= FRESH)
+        {
             for (list, path) in self.lists.iter_mut().zip(STORED) {
                 list.refresh(&self.root.join(path));
             }
-            if let Some(name) = self.of_docker(id) {
+            if let Some(named) = self.of_docker(id) {
                 if self.docker.len() >= REMEMBERED {
                     self.docker.clear();
                 }
-                self.docker.insert(id.to_owned(), name);
+                self.docker.insert(id.to_owned(), named);
             }
             self.missing.retain(|_, looked| looked.elapsed() < FRESH);
             self.missing.insert(id.to_owned(), Instant::now());
@@ -118,20 +138,27 @@ impl Names {
 
     /// Like [`Names::container`], without a new lookup.
     pub fn known(&self, id: &str) -> Option<&str> {
-        let names = self.lists.iter().map(|list| &list.names).chain([&self.docker]);
-        names.filter_map(|names| names.get(id)).next_back().map(String::as_str)
+        let of_docker = self.docker.get(id).map(|named| &named.name);
+        let listed = || self.lists.iter().rev().find_map(|list| list.names.get(id));
+        of_docker.or_else(listed).map(String::as_str)
     }
 
     /// The name of one of Docker's containers.
-    fn of_docker(&self, id: &str) -> Option<String> {
+    fn of_docker(&self, id: &str) -> Option<Named> {
         if !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return None;
         }
-        let path = self.root.join(DOCKER).join(id).join("config.v2.json");
+        let path = self.docker_file(id);
+        // First: if the file changes meanwhile, it is read again.
+        let read = state(&path).ok()?;
         let text = fs::read(&path).ok()?;
         let docker = serde_json::from_slice::<Docker>(&text);
         let docker = docker.inspect_err(|error| log::info!("{}: {error}", path.display())).ok()?;
-        Some(docker.name.trim_start_matches('/').to_owned())
+        Some(Named { read, name: docker.name.trim_start_matches('/').to_owned() })
+    }
+
+    fn docker_file(&self, id: &str) -> PathBuf {
+        self.root.join(DOCKER).join(id).join("config.v2.json")
     }
 
     /// The pod with this uid, if the root of the kubelet's files was given and the pod exists.
@@ -150,14 +177,29 @@ impl Names {
 impl List {
     /// Reads the file again if it has changed. Returns whether it was read.
     fn refresh(&mut self, path: &Path) -> bool {
-        let times = |file: &Metadata| [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
-        let now = fs::metadata(path).ok().map(|file| (file.ino(), file.size(), times(&file)));
+        self.refresh_by(path, |path| fs::read(path))
+    }
+
+    /// Like [`List::refresh`]. After an error, such as a lack of descriptors, the names stay and the next call reads the file.
+    fn refresh_by(&mut self, path: &Path, read: impl FnOnce(&Path) -> io::Result<Vec<u8>>) -> bool {
+        let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let now = match state(path) {
+            Ok(now) => Some(now),
+            Err(error) if is_gone(&error) => None,
+            Err(_) => return false,
+        };
         if now == self.read {
             return false;
         }
+        let text = match now.map_or_else(|| Ok(b"[]".to_vec()), |_| read(path)) {
+            Ok(text) => text,
+            Err(error) => {
+                log::info!("{}: {error}", path.display());
+                return false;
+            }
+        };
         self.read = now;
         self.names.clear();
-        let Ok(text) = fs::read(path) else { return true };
         match serde_json::from_slice::<Vec<Stored>>(&text) {
             Ok(stored) => {
                 let found = stored.into_iter().filter_map(|mut one| Some((one.id, one.names.pop()?)));
@@ -167,6 +209,12 @@ impl List {
         }
         true
     }
+}
+
+fn state(path: &Path) -> io::Result<FileState> {
+    let file = fs::metadata(path)?;
+    let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
+    Ok((file.ino(), file.size(), times))
 }
 
 #[cfg(test)]
@@ -217,6 +265,44 @@ mod tests {
             (names.container("dd"), names.known("aa"), names.known("cc")),
             (None, None, Some("worker"))
         );
+    }
+
+    /// A container of Docker's that is renamed has its new name at once, and the old one while its file is broken or gone.
+    #[test]
+    fn renamed() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join(DOCKER).join("cc").join("config.v2.json");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let mut names = Names::below(root.path(), None);
+        for (text, name) in [
+            (r#"{"Name":"/worker"}"#, "worker"),
+            (r#"{"Name":"/jobs"}"#, "jobs"),
+            ("{", "jobs"),
+            (r#"{"Name":"/again"}"#, "again"),
+        ] {
+            fs::write(&file, text).unwrap();
+            assert_eq!(names.container("cc").as_deref(), Some(name));
+        }
+        fs::remove_file(&file).unwrap();
+        assert_eq!(names.container("cc").as_deref(), Some("again"));
+    }
+
+    /// If a list cannot be read, the names stay, and it is read as soon as it can be.
+    #[test]
+    fn lists_that_fail() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = &*file.path().to_owned();
+        let mut list = List::default();
+        let name = |list: &List| list.names.get("aa").cloned();
+        fs::write(path, r#"[{"id":"aa","names":["web"]}]"#).unwrap();
+        assert!(list.refresh(path));
+        fs::write(path, r#"[{"id":"aa","names":["jobs"]}]"#).unwrap();
+        assert!(!list.refresh_by(path, |_| Err(io::Error::from_raw_os_error(libc::EMFILE))));
+        assert_eq!(name(&list).as_deref(), Some("web"));
+        assert!(list.refresh(path) && !list.refresh(path));
+        assert_eq!(name(&list).as_deref(), Some("jobs"));
+        drop(file);
+        assert!(list.refresh(path) && list.names.is_empty());
     }
 
     /// Pods get their names only from their own folders, and only if the root was given.

@@ -103,16 +103,23 @@ pub(super) fn alt_of(
     let Some(link) = dwarf::alt_link(file)? else { return Ok(None) };
     let folder = path.parent().unwrap_or(Path::new("/"));
     let by_id = build_id_path(&link.build_id);
+    let mut refused = None;
     for path in [Some(folder.join(&link.path)), by_id].into_iter().flatten() {
         match open_below(root, &path) {
             Ok(alt) if super::build_id_of(&alt)?.as_ref() == Some(&link.build_id) => {
-                return check(&alt).map(|()| Some(alt));
+                match check(&alt) {
+                    Ok(()) => return Ok(Some(alt)),
+                    // The next one may be root's.
+                    Err(reject @ Reject::OtherOwner(_)) => refused = refused.or(Some(reject)),
+                    Err(reject) => return Err(reject),
+                }
             }
             Ok(_) | Err(Reject::Absent) => {}
             Err(reject) => return Err(reject),
         }
     }
-    Err(dwarf::DwarfError::NeedsAlt { path: link.path, build_id: link.build_id }.into())
+    let missing = || dwarf::DwarfError::NeedsAlt { path: link.path, build_id: link.build_id }.into();
+    Err(refused.unwrap_or_else(missing))
 }
 
 /// Opens a regular file below a root folder; links never lead out of it, and nothing that blocks is opened.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Shutdown, TcpListener};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -455,6 +455,29 @@ fn supplementary_files() {
     assert!(open_given(&fixture.path("one.so")).unwrap_err().contains("common.debug"));
     fs::copy(fixture.path("whole.so"), fixture.path("common.debug")).unwrap();
     assert!(open_given(&fixture.path("one.so")).is_err(), "another file in its place");
+}
+
+/// A supplementary file of another user beside the debug file does not hide the one that its build id names.
+#[test]
+fn supplementary_files_of_others() {
+    let fixture = with_supplement();
+    let (debug, alt) = (fixture.install("one.so", "/usr/lib/one.so"), fixture.path("common.debug"));
+    let beside = fixture.install("common.debug", "/usr/lib/common.debug");
+    let id = build_id_of(&File::open(alt).unwrap()).unwrap().unwrap().to_string();
+    let by_id = format!("/usr/lib/debug/.build-id/{}/{}.debug", &id[..2], &id[2..]);
+    let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+    let others = inode(&beside);
+    let look = || {
+        let check = |alt: &File| {
+            let other = alt.metadata()?.ino() == others;
+            if other { Err(Reject::OtherOwner(1)) } else { Ok(()) }
+        };
+        let root = fixture.path("root");
+        local::alt_of(&File::open(&debug).unwrap(), &root, Path::new("/usr/lib/one.so"), check)
+    };
+    assert!(matches!(look(), Err(Reject::OtherOwner(1))));
+    let usable = fixture.install("common.debug", &by_id);
+    assert_eq!(look().unwrap().unwrap().metadata().unwrap().ino(), inode(&usable));
 }
 
 /// Files that a user names are refused with their path and the reason.

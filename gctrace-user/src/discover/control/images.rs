@@ -42,6 +42,9 @@ const MAX_PUT_OFF: usize = 4;
 
 impl Control {
     pub(super) fn judge(&mut self, key: ImageKey, image: &ImageFile) -> Verdict {
+        if let Some(reason) = self.retries.refused(&key) {
+            return Verdict::Refused(reason.into());
+        }
         let read = root_file::open(&image.open)
             .and_then(|file| Content::of(&file, &image.shown).map(|content| (file, content)));
         let (judged, is_read) = match read {
@@ -93,6 +96,7 @@ impl Control {
             for pid in pids {
                 self.inspect(pid);
             }
+            self.retries.round_is_over(&key);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Images that could not be opened for a possibly temporary reason: each is retried a few times before it is refused.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     error::Error,
     io,
     path::{Path, PathBuf},
@@ -82,6 +82,8 @@ struct Retry {
     reason: String,
     /// Processes that map the image.
     pids: BTreeSet<u32>,
+    /// Whether the processes that waited for it are being inspected.
+    in_round: bool,
 }
 
 /// All images with pending retries.
@@ -89,7 +91,8 @@ struct Retry {
 pub(super) struct Retries(HashMap<ImageKey, Retry>);
 
 impl Retries {
-    /// Records a failed attempt. Returns whether the image will be retried.
+    /// Records a failed attempt. Returns whether the image will be retried. If not, it remains refused until its round is over: all processes
+    /// that waited for it learn so.
     pub(super) fn failed(&mut self, key: ImageKey, shown: &Path, reason: &str, now: Instant) -> bool {
         let retry = self.0.entry(key).or_insert_with(|| Retry {
             tries: 0,
@@ -97,15 +100,34 @@ impl Retries {
             shown: shown.to_owned(),
             reason: String::new(),
             pids: BTreeSet::new(),
+            in_round: false,
         });
+        reason.clone_into(&mut retry.reason);
         retry.tries += 1;
         if retry.tries >= TRIES {
-            self.0.remove(&key);
+            if !retry.in_round {
+                self.0.remove(&key);
+            }
             return false;
         }
         retry.at = Some(now + FIRST_WAIT * (1 << (retry.tries - 1)));
-        reason.clone_into(&mut retry.reason);
         true
+    }
+
+    /// Why an image whose last attempt has failed in this round is refused.
+    pub(super) fn refused(&self, key: &ImageKey) -> Option<&str> {
+        self.0.get(key).filter(|retry| retry.tries >= TRIES).map(|retry| retry.reason.as_str())
+    }
+
+    /// All processes that [`Retries::due`] returned with an image have been inspected.
+    pub(super) fn round_is_over(&mut self, key: &ImageKey) {
+        if let Entry::Occupied(mut entry) = self.0.entry(*key) {
+            if entry.get().tries >= TRIES {
+                entry.remove();
+            } else {
+                entry.get_mut().in_round = false;
+            }
+        }
     }
 
     /// Ends the retries of an image that has its verdict.
@@ -126,11 +148,12 @@ impl Retries {
         next.map(|at| at.saturating_duration_since(now))
     }
 
-    /// Takes the images that are due, with the processes that map them.
+    /// Takes the images that are due, with the processes that map them. Their rounds begin.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(ImageKey, BTreeSet<u32>)> {
         let due = self.0.iter_mut().filter(|(_, retry)| retry.at.is_some_and(|at| at <= now));
         let take = |(key, retry): (&ImageKey, &mut Retry)| {
             retry.at = None;
+            retry.in_round = true;
             (*key, std::mem::take(&mut retry.pids))
         };
         due.map(take).collect()
@@ -182,6 +205,47 @@ mod tests {
         assert!(!NotOpened::from("too many images".to_owned()).passes);
     }
 
+    /// After the last attempt, all processes that waited for the image are refused, not one of them; a later one begins anew.
+    #[test]
+    fn all_that_wait_are_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let key = ImageKey::of(file.path()).unwrap();
+        let mut now = Instant::now();
+        let mut retries = Retries::default();
+        // As `Control::judge` does: the reason for which it is refused, or `None` if the process waits.
+        let judge = |retries: &mut Retries, pid, now| {
+            if let Some(reason) = retries.refused(&key) {
+                return Some(reason.to_owned());
+            }
+            if retries.failed(key, Path::new("/ruby"), "short", now) {
+                retries.wait_for(&key, pid);
+                return None;
+            }
+            Some("short".to_owned())
+        };
+        let waiting = BTreeSet::from([7, 8, 9]);
+        assert_eq!(judge(&mut retries, 7, now), None);
+        retries.wait_for(&key, 8);
+        retries.wait_for(&key, 9);
+        for round in 2..=TRIES {
+            now += retries.wait(now).unwrap();
+            assert_eq!(retries.due(now), [(key, waiting.clone())]);
+            for (nth, &pid) in waiting.iter().enumerate() {
+                if round == TRIES {
+                    assert_eq!(judge(&mut retries, pid, now).as_deref(), Some("short"), "{pid}");
+                } else if nth == 0 {
+                    assert_eq!(judge(&mut retries, pid, now), None);
+                } else {
+                    // Its verdict is that it waits: it is not judged again.
+                    retries.wait_for(&key, pid);
+                }
+            }
+            retries.round_is_over(&key);
+        }
+        assert_eq!((retries.refused(&key), retries.wait(now)), (None, None));
+        assert_eq!(judge(&mut retries, 10, now), None);
+    }
+
     /// An image is retried a few times, with growing delays, for the processes that map it; then it is refused. Success resets the count.
     #[test]
     fn tries() {
@@ -199,8 +263,12 @@ mod tests {
             now += Duration::from_secs(wait);
             assert_eq!(retries.due(now), [(key, BTreeSet::from([7]))]);
             assert!(retries.due(now).is_empty() && retries.wait(now).is_none());
+            if wait < 8 {
+                retries.round_is_over(&key);
+            }
         }
         assert!(!retries.failed(key, shown, "short", now));
+        retries.round_is_over(&key);
         assert!(retries.failed(key, shown, "short", now));
         retries.opened(&key);
         assert!(retries.failed(key, shown, "short", now));

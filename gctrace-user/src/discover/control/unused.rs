@@ -417,9 +417,19 @@ mod tests {
         }
     }
 
-    /// Processes that end while they are inspected do not make a search fail.
+    /// Processes that end while they are inspected do not make a search fail, not even one for those whose probes were hit.
     #[test]
     fn processes_that_end() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        let no_memory = || identities(pid, [Err(io::Error::from_raw_os_error(libc::ESRCH))].into_iter());
+        let running = no_memory();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for empty in [running, no_memory()] {
+            assert!(empty.is_ok_and(|mapped| mapped.is_empty()));
+        }
+
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -433,9 +443,18 @@ mod tests {
             let files = vec![(Probed::Image(3), vec![own])];
             let begin = Instant::now();
             let mut failed = 0;
+            let mut inspected = 0;
             while begin.elapsed() < Duration::from_secs(2) {
+                let mut child = std::process::Command::new("true").spawn().unwrap();
+                let ends = begin.elapsed() + Duration::from_millis(5);
+                while begin.elapsed() < ends {
+                    inspected += 1;
+                    failed += u32::from(mapped(child.id()).is_err());
+                }
+                child.wait().unwrap();
                 failed += u32::from(users(&files, &[]).is_none());
             }
+            assert!(inspected > 0);
             over.store(true, Ordering::Relaxed);
             assert_eq!(failed, 0);
         });
@@ -444,6 +463,10 @@ mod tests {
     /// What one process maps never makes a search fail, whatever its name is and however its file system fails; a lack of descriptors does.
     #[test]
     fn files_that_fail() {
+        // Other users cannot open files by their mapping, and the odd name leads to none.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
         let mut child = mappings::child_with_odd_name();
         let own = ImageKey::of(&std::env::current_exe().unwrap()).unwrap();
         let files = vec![(Probed::Image(3), vec![own])];

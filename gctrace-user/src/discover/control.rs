@@ -422,20 +422,14 @@ impl Control {
     }
 
     /// Reports, once, that a process is not traced because of its image.
-    pub(super) fn refuse(
-        &mut self,
-        pid: u32,
-        key: Option<ImageKey>,
-        mapping: &ExecutableMapping,
-        reason: &str,
-    ) {
+    pub(super) fn refuse(&mut self, pid: u32, key: Option<ImageKey>, path: &Path, reason: &str) {
         if self.refused_said.len() > REFUSALS_REMEMBERED {
             self.refused_said.clear();
         }
         if self.wants(pid) && self.refused_said.insert((pid, key)) {
             self.tell(ControlEvent::Refused {
                 pid: Some(pid),
-                path: mapping.path.clone(),
+                path: path.to_owned(),
                 reason: reason.to_owned(),
             });
         }

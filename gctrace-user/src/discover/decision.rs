@@ -3,6 +3,7 @@
 
 use std::{
     fmt, io,
+    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
 };
 
@@ -231,6 +232,28 @@ pub(super) struct Unopened {
 }
 
 impl Unopened {
+    /// Of the files that a process maps and that cannot be opened, in address order, the one that decides: the first that by its name is a Ruby,
+    /// otherwise the first, which is its program if that is among them.
+    pub(super) fn decisive(files: Vec<Self>) -> Option<Self> {
+        let at = files.iter().position(|file| file.refusal().is_some()).unwrap_or_default();
+        files.into_iter().nth(at)
+    }
+
+    /// Whether it is the program of a process, or a Ruby by its name: nothing can be said about the process without it. `exe`: target of
+    /// `/proc/PID/exe`, if that can be read.
+    pub(super) fn is_program(&self, exe: Option<&Path>) -> bool {
+        let is = |exe: &Path| {
+            let exe = exe.as_os_str().as_bytes();
+            exe.strip_suffix(b" (deleted)").unwrap_or(exe) == self.path.as_os_str().as_bytes()
+        };
+        exe.is_none_or(is) || installed::names_ruby(&self.path)
+    }
+
+    /// Like [`Unopened::is_program`], of a process.
+    pub(super) fn is_program_of(&self, pid: u32) -> bool {
+        self.is_program(std::fs::read_link(proc_root::path(pid, "exe")).ok().as_deref())
+    }
+
     /// Why the process is not traced, if the file should be its Ruby. A lack of descriptors or memory says nothing about it.
     pub(super) fn refusal(&self) -> Option<String> {
         let concerns = installed::names_ruby(&self.path) && !is_shortage(&self.error);
@@ -322,6 +345,35 @@ mod tests {
         let empty = Role::Ruby { segments: &[], sites: true, modular: true };
         let gcs = decide(&[empty, Role::GcLibrary]);
         assert_eq!((gcs.ruby, gcs.chosen), (true, None), "its code is not mapped there");
+    }
+
+    fn unopened_at(path: &str, code: i32) -> Unopened {
+        Unopened { path: path.into(), error: io::Error::from_raw_os_error(code) }
+    }
+
+    /// Of several files that cannot be opened, the Ruby decides, wherever it is mapped; otherwise the first one.
+    #[test]
+    fn which_unopened_file_decides() {
+        let (ruby, library) = ("/mnt/bin/ruby", "/mnt/lib/ruby/3.4.0/enc/encdb.so");
+        let decisive = |files: &[(&str, i32)]| {
+            let files = files.iter().map(|&(path, code)| unopened_at(path, code)).collect();
+            Unopened::decisive(files).map(|file| file.path.to_str().unwrap().to_owned())
+        };
+        assert_eq!(decisive(&[(ruby, libc::EACCES), (library, libc::EACCES)]).as_deref(), Some(ruby));
+        assert_eq!(decisive(&[(library, libc::EACCES), (ruby, libc::EACCES)]).as_deref(), Some(ruby));
+        assert_eq!(decisive(&[("/a", libc::EACCES), ("/b", libc::EIO)]).as_deref(), Some("/a"));
+        // A shortage says nothing about the file.
+        assert_eq!(decisive(&[("/a", libc::EACCES), (ruby, libc::EMFILE)]).as_deref(), Some("/a"));
+        assert_eq!(decisive(&[]), None);
+    }
+
+    /// A library that cannot be opened does not hide that a process is no Ruby; its program does, also if it has been deleted.
+    #[test]
+    fn unopened_programs() {
+        let is = |path, exe: Option<&str>| unopened_at(path, libc::EACCES).is_program(exe.map(Path::new));
+        assert!(is("/mnt/app", Some("/mnt/app")) && is("/mnt/app", Some("/mnt/app (deleted)")));
+        assert!(is("/mnt/libruby.so.3.4", Some("/bin/app")) && is("/mnt/app", None));
+        assert!(!is("/mnt/plugin.so", Some("/mnt/app")));
     }
 
     /// A GC library counts as the process's unless it is linked with another VM; the GC inside a Ruby only if no library is loaded.

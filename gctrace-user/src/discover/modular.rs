@@ -36,7 +36,7 @@ impl Control {
             Some(Chosen::Library { library, ruby, bias }) => (Some(library), ruby, bias),
             Some(Chosen::Unknown { library }) => {
                 if let Some((key, _)) = &verdicts[library] {
-                    self.refuse(pid, Some(*key), &mappings[library], NO_SITES);
+                    self.refuse(pid, Some(*key), &mappings[library].path, NO_SITES);
                 }
                 return;
             }
@@ -62,7 +62,7 @@ impl Control {
                     })
                 });
             }
-            Verdict::Refused(reason) => self.refuse(pid, Some(*key), mapping, &reason),
+            Verdict::Refused(reason) => self.refuse(pid, Some(*key), &mapping.path, &reason),
             Verdict::NotRuby | Verdict::GcLibrary | Verdict::Waiting => {}
         }
     }

@@ -13,7 +13,7 @@ use procfs::ProcError;
 use super::{
     Selection, VmState,
     debuginfo::{Around, DebugInfo},
-    decision::{self, Chosen, Content, NO_SITES, Role, Sure},
+    decision::{self, Chosen, Content, NO_SITES, Role, Sure, Unopened},
     identity::ImageKey,
     image_file::ImageFile,
     installed,
@@ -280,8 +280,8 @@ impl Surveyor<'_> {
                 (true, _) => return,
                 (false, _) if mappings.is_empty() && is_zombie(pid) => (decision::ZOMBIE.to_owned(), false),
                 (false, _) if !is_running(pid) => ("it exited while it was inspected".to_owned(), false),
-                (false, Some(error)) => (format!("its program cannot be opened: {error}"), true),
-                (false, None) => (decision::no_ruby(mappings.len()), false),
+                (false, Some(unopened)) if unopened.is_program_of(pid) => (unopened.to_string(), true),
+                (false, _) => (decision::no_ruby(mappings.len()), false),
             },
         };
         self.survey.misses.push(Miss { subject: Subject::Pid(pid), reason, denied });
@@ -332,20 +332,25 @@ impl Surveyor<'_> {
         self.survey.looked_at += 1;
         let reason = match mappings::of_process(pid) {
             Ok(mappings) => {
-                let mut denied = None;
+                let mut denied = Vec::new();
                 let mut is_wanted = |mapping: &ExecutableMapping| {
                     let key = mapping.open_path(pid).and_then(|path| ImageKey::of(&path));
                     let found = key.map(|key| files.is_some_and(|files| files.contains(&key)));
                     found.unwrap_or_else(|error| {
-                        denied = Some(error);
+                        denied.push(Unopened { path: mapping.path.clone(), error });
                         false
                     })
                 };
-                if files.is_none() || mappings.iter().any(&mut is_wanted) {
-                    (_, denied) = self.process(pid, &mappings);
-                }
-                match denied.filter(|error| error.kind() == io::ErrorKind::PermissionDenied) {
-                    Some(error) => format!("its program cannot be opened: {error}"),
+                let unopened = if files.is_none() || mappings.iter().any(&mut is_wanted) {
+                    self.process(pid, &mappings).1
+                } else {
+                    Unopened::decisive(denied)
+                };
+                let is_denied = |file: &Unopened| {
+                    file.error.kind() == io::ErrorKind::PermissionDenied && file.is_program_of(pid)
+                };
+                match unopened.filter(is_denied) {
+                    Some(unopened) => unopened.to_string(),
                     None => return,
                 }
             }
@@ -356,9 +361,9 @@ impl Surveyor<'_> {
         self.survey.denied.push(Denied { pid, reason });
     }
 
-    /// Returns whether it is a Ruby, and the last error of opening one of its files.
-    fn process(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> (bool, Option<io::Error>) {
-        let mut denied = None;
+    /// Returns whether it is a Ruby, and which of its files could not be opened, if any: of several, [`Unopened::decisive`].
+    fn process(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> (bool, Option<Unopened>) {
+        let mut denied = Vec::new();
         let mut files = Vec::new();
         for mapping in mappings {
             let found = mapping.open_path(pid).and_then(|path| {
@@ -366,7 +371,8 @@ impl Surveyor<'_> {
                 let image = self.image(key, &ImageFile::of_process(pid, &path, &mapping.path))?;
                 Ok(Mapped { key, path, image })
             });
-            files.push(found.map_err(|error| denied = Some(error)).ok());
+            let failed = |error| denied.push(Unopened { path: mapping.path.clone(), error });
+            files.push(found.map_err(failed).ok());
         }
         let gcs = decision::gcs(mappings.iter().zip(files.iter().map(|file| self.role(file.as_ref()))));
         let image_of = |index: usize| files.get(index)?.as_ref()?.image.image();
@@ -380,12 +386,15 @@ impl Surveyor<'_> {
             self.add_process(pid, image, None, None);
         }
         if let Some(chosen) = gcs.chosen
+            && let Chosen::BuiltIn { ruby: library, .. }
+            | Chosen::Library { library, .. }
+            | Chosen::Unknown { library } = chosen
             && let Err(error) = self.modular_process(pid, mappings, &files, chosen)
         {
-            denied = Some(error);
+            denied.push(Unopened { path: mappings[library].path.clone(), error });
         }
         // If the process is gone, the data read may be meaningless.
-        if is_running(pid) { (gcs.ruby, denied) } else { (false, None) }
+        if is_running(pid) { (gcs.ruby, Unopened::decisive(denied)) } else { (false, None) }
     }
 
     /// The role of a file in a process that maps it.

@@ -98,28 +98,30 @@ impl Control {
     }
 
     /// Inspects all executable mappings; returns whether one is a Ruby (traced or refused). If none is, `Err` has the file that could not be
-    /// opened, if there is one.
+    /// opened, if there is one (of several, [`Unopened::decisive`]).
     pub(super) fn inspect_mappings(
         &mut self,
         pid: u32,
         mappings: &[ExecutableMapping],
     ) -> Result<(), Option<Unopened>> {
-        let mut unopened = None;
+        let mut unopened = Vec::new();
         let mut verdicts = Vec::new();
         for mapping in mappings {
             verdicts.push(self.verdict(pid, mapping).unwrap_or_else(|error| {
-                unopened = Some((mapping, Unopened { path: mapping.path.clone(), error }));
+                unopened.push(Unopened { path: mapping.path.clone(), error });
                 None
             }));
         }
+        let unopened = Unopened::decisive(unopened);
         let gcs = decision::gcs(mappings.iter().zip(verdicts.iter().map(|known| role(known.as_ref()))));
         let mut ruby = gcs.ruby;
-        if let Some((mapping, unopened)) = &unopened
+        if let Some(unopened) = &unopened
             && !ruby
             && let Some(reason) = unopened.refusal()
         {
             ruby = true;
-            self.refuse(pid, None, mapping, &reason);
+            self.consider_name(pid);
+            self.refuse(pid, None, &unopened.path, &reason);
         }
         let mut chosen = false;
         for (key, verdict) in verdicts.iter().flatten() {
@@ -145,7 +147,7 @@ impl Control {
         }
         for index in gcs.refused {
             if let Some((key, Verdict::Refused(reason))) = &verdicts[index] {
-                self.refuse(pid, Some(*key), &mappings[index], reason);
+                self.refuse(pid, Some(*key), &mappings[index].path, reason);
             }
         }
         // Which GC such a process runs depends on all its mappings.
@@ -154,7 +156,7 @@ impl Control {
         }
         // Only after its Ruby is probed: otherwise its requests would be those of a process that is not traced.
         self.look_for_server(pid, mappings);
-        if ruby { Ok(()) } else { Err(unopened.map(|(_, unopened)| unopened)) }
+        if ruby { Ok(()) } else { Err(unopened) }
     }
 
     /// The verdicts on the files of these mappings.

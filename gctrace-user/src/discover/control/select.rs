@@ -166,8 +166,8 @@ impl Control {
                 Err(_) if mappings.is_empty() && is_zombie(pid) => {
                     (decision::ZOMBIE.to_owned(), false, false)
                 }
-                Err(Some(unopened)) => (unopened.to_string(), true, true),
-                Err(None) => (decision::no_ruby(mappings.len()), !mappings.is_empty(), false),
+                Err(Some(unopened)) if unopened.is_program_of(pid) => (unopened.to_string(), true, true),
+                Err(_) => (decision::no_ruby(mappings.len()), !mappings.is_empty(), false),
             },
         };
         Err(NoRuby { reason, passes, denied })

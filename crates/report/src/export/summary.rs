@@ -307,12 +307,13 @@ fn write_process(
     writeln!(out, "\n{}", clip(&title, width))?;
     let cycles = gc.count(None);
     if cycles == 0 && gc.work.is_empty() {
-        let text = match end.outside_ns {
-            0 => "no cycles".to_owned(),
-            ns => {
-                let (share, time) = (percent(ns, span_ns), duration(ns));
-                format!("no cycles; {time} ({share} of the time) in pauses outside of cycles")
-            }
+        let (share, time) = (percent(end.outside_ns, span_ns), duration(end.outside_ns));
+        let text = match (process.image.method.sees_cycles(), end.outside_ns) {
+            (true, 0) => "no cycles".to_owned(),
+            (true, _) => format!("no cycles; {time} ({share} of the time) in pauses outside of cycles"),
+            // There may have been cycles.
+            (false, 0) => "nothing of its GC was seen (no event sites)".to_owned(),
+            (false, _) => format!("{time} ({share} of the time) in pauses"),
         };
         words(out, width, "GC", &text)?;
     }
@@ -429,6 +430,30 @@ fn write_cycles(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        aggregate::services::tests::END,
+        export::profile,
+        ruby::fallback::{METHODS, Method},
+    };
+
+    /// A Ruby whose cycles are not seen may have had some.
+    #[test]
+    fn no_cycles() {
+        for method in METHODS {
+            let (mut process, _) = profile::a_sample(5);
+            std::sync::Arc::make_mut(&mut process.image).method = method;
+            let mut summary = Summary::new(Vec::new(), WallClock::with_offsets(0, 0), Screen::none(), 0);
+            summary.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
+            summary.see(&process, Seen::Ended(&END)).unwrap();
+            summary.finish(&Ledger::default()).unwrap();
+            let text = String::from_utf8(summary.out).unwrap();
+            let expected = match method {
+                Method::Sites => "  GC        no cycles\n",
+                _ => "  GC        nothing of its GC was seen (no event sites)\n",
+            };
+            assert!(text.contains(expected), "{method:?}: {text}");
+        }
+    }
 
     /// Text that exceeds a row is wrapped at words.
     #[test]

@@ -27,8 +27,8 @@ pub(super) struct Intervals {
     processes: BTreeMap<u32, Interval>,
     /// Programs that were replaced by another one (exec) since then.
     replaced: Vec<(u32, Interval)>,
-    /// Whether a process has ended since then without anything to show.
-    has_quiet_end: bool,
+    /// Whether the cycles of all processes that have ended since then without anything to show are seen; `None`: there are none.
+    quiet_ends: Option<bool>,
     lines: u64,
 }
 
@@ -41,6 +41,13 @@ struct Interval {
     ended: bool,
 }
 
+impl Interval {
+    /// Whether its cycles and those of `others`, if there are any, are all seen.
+    fn and_sees_cycles(&self, others: Option<bool>) -> bool {
+        self.method.sees_cycles() && others.unwrap_or(true)
+    }
+}
+
 impl Intervals {
     /// Intervals of `every_ns` nanoseconds.
     pub(super) fn new(every_ns: u64) -> Self {
@@ -50,7 +57,7 @@ impl Intervals {
             written_ns: 0,
             processes: BTreeMap::new(),
             replaced: Vec::new(),
-            has_quiet_end: false,
+            quiet_ends: None,
             lines: 0,
         }
     }
@@ -84,9 +91,10 @@ impl Intervals {
         }
         // Programs that start many short processes may do so for hours until the interval is over.
         let has_no_line = interval.ended && interval.gc.is_empty();
+        let quiet_ends = interval.and_sees_cycles(self.quiet_ends);
         if has_no_line && (self.lines > 0 || self.processes.len() > 1) {
             self.processes.remove(&process.pid);
-            self.has_quiet_end = true;
+            self.quiet_ends = Some(quiet_ends);
         }
     }
 
@@ -141,21 +149,22 @@ impl Intervals {
         let at = format!("{}Z", &time_of_day(clock.epoch_seconds(now))[..8]);
         let span_ns = now.saturating_sub(self.written_ns);
         let has_lines = self.write_replaced(out, &at, screen, span_ns)?;
-        let mut quiet = 0_u64;
+        let (mut quiet, mut sees_cycles) = (0_u64, self.quiet_ends.take());
         for (pid, interval) in &mut self.processes {
             let gc = std::mem::take(&mut interval.gc);
             // A single process always has a line, as in `vmstat`; in a fleet only processes that collected have one.
             if gc.is_empty() && self.lines > 0 {
                 quiet += 1;
+                sees_cycles = Some(interval.and_sees_cycles(sees_cycles));
                 continue;
             }
             line(out, screen, &mut self.lines, &at, *pid, interval, &gc, span_ns)?;
         }
         let alone = quiet == self.processes.len() as u64 && !has_lines;
-        if alone && (quiet > 0 || self.has_quiet_end) {
-            writeln!(out, "{at:<9} no cycles")?;
+        if let Some(sees_cycles) = sees_cycles.filter(|_| alone) {
+            let nothing = if sees_cycles { "no cycles" } else { "nothing seen" };
+            writeln!(out, "{at:<9} {nothing}")?;
         }
-        self.has_quiet_end = false;
         self.processes.retain(|_, interval| !interval.ended);
         self.written_ns = now;
         // Late lines do not shift the following ones, unless a whole interval was missed.
@@ -302,6 +311,33 @@ mod tests {
         lines.intervals.see(&process, Seen::Ended(&end));
         assert_eq!(lines.at(3 * S, false).len(), 1);
         assert!(lines.at(4 * S, false).is_empty());
+    }
+
+    /// Without a line of any process, it is said that there were no cycles only if these are seen of each.
+    #[test]
+    fn nothing() {
+        let quiet = |methods: [Method; 2], ends: bool| {
+            let mut lines = Lines::new(&process());
+            lines.at(2 * S, false);
+            lines.intervals.processes.clear();
+            for (pid, method) in (1..).zip(methods) {
+                let mut process = Process { pid, ..process() };
+                std::sync::Arc::make_mut(&mut process.image).method = method;
+                lines.intervals.see(&process, Seen::Process { state: None, now_ns: S, since_ns: S });
+                if ends {
+                    lines.intervals.see(&process, Seen::Ended(&end(EndReason::Exited)));
+                }
+            }
+            assert_eq!(lines.intervals.processes.is_empty(), ends);
+            let clock = WallClock::with_offsets(0, 0);
+            lines.intervals.write_due(&mut lines.out, clock, Screen::none(), 3 * S).unwrap();
+            String::from_utf8(lines.out).unwrap()
+        };
+        for ends in [false, true] {
+            assert_eq!(quiet([Method::Sites; 2], ends), "00:00:03Z no cycles\n");
+            assert_eq!(quiet([Method::Functions, Method::Sites], ends), "00:00:03Z nothing seen\n");
+            assert_eq!(quiet([Method::Sites, Method::UsdtPauses], ends), "00:00:03Z nothing seen\n");
+        }
     }
 
     /// Processes that have ended without a collection are not kept until the interval is over.

@@ -118,6 +118,11 @@ impl Figures {
         self.processes.iter().any(|of| of.sees_cycles)
     }
 
+    /// Whether the pauses of any process are seen, or there is no process.
+    pub(crate) fn times_pauses(&self) -> bool {
+        self.processes.is_empty() || self.processes.iter().any(|of| of.times_pauses)
+    }
+
     /// Whether nothing was seen.
     pub(crate) fn is_empty(&self) -> bool {
         self.cycles == 0
@@ -163,7 +168,8 @@ impl Figures {
                 None
             }
             Entry::Vacant(of) => {
-                let of = of.insert(OneThread::default());
+                let times_pauses = process.image.method.times_pauses();
+                let of = of.insert(OneThread { times_pauses, ..OneThread::default() });
                 if self.drawn < DRAWN {
                     self.drawn += 1;
                     of.did = Some(Box::new(self.lanes.columns.like()));
@@ -311,9 +317,9 @@ impl Figures {
                 if let Some(thread) = self.thread(process, work.tid) {
                     if is_pause {
                         thread.pauses += 1;
-                        thread.pause_ns = thread.pause_ns.saturating_add(work.ns);
                     }
                     if !work.may_be_nested(&process.image) {
+                        thread.pause_ns = thread.pause_ns.saturating_add(work.ns);
                         thread.spent(work.begin_ns, work.ns, |did| &mut did.gc);
                     }
                     if thread.name.is_empty() {

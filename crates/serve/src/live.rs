@@ -42,6 +42,8 @@ pub(crate) struct Rolling {
     now_ns: u64,
     /// Processes that are traced now.
     running: HashSet<u32>,
+    /// Whether the pauses of any process since the start are seen; `None`: there was no process.
+    times_pauses: Option<bool>,
     /// All cycles since the start, and major ones among them.
     cycles: u64,
     majors: u64,
@@ -59,6 +61,7 @@ impl Rolling {
             keep_ns,
             now_ns: origin_ns,
             running: HashSet::new(),
+            times_pauses: None,
             cycles: 0,
             majors: 0,
         }
@@ -66,7 +69,10 @@ impl Rolling {
 
     pub(crate) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         match seen {
-            Seen::Process { .. } => drop(self.running.insert(process.pid)),
+            Seen::Process { .. } => {
+                self.running.insert(process.pid);
+                *self.times_pauses.get_or_insert(false) |= process.image.method.times_pauses();
+            }
             Seen::Ended(_) => drop(self.running.remove(&process.pid)),
             Seen::Cycle(cycle) => {
                 self.cycles += 1;
@@ -100,6 +106,7 @@ impl Rolling {
             last,
             last_ns,
             processes: self.running.len() as u64,
+            times_pauses: self.times_pauses.unwrap_or(true),
             cycles: self.cycles,
             majors: self.majors,
         }
@@ -123,6 +130,8 @@ pub(crate) struct Now {
     pub(crate) last_ns: u64,
     /// Processes that are traced now.
     pub(crate) processes: u64,
+    /// Whether the pauses of any process since the start are seen, or there was no process.
+    pub(crate) times_pauses: bool,
     /// Cycles since the start, and major ones among them.
     pub(crate) cycles: u64,
     pub(crate) majors: u64,

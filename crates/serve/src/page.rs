@@ -1,6 +1,6 @@
 //! The page of a recording, or of a part of it.
 
-mod charts;
+pub(crate) mod charts;
 mod diff;
 mod live;
 pub(crate) mod tables;
@@ -291,10 +291,13 @@ fn marks<'a>(links: &Links<'_>, wanted: &Wanted, ends: (u64, u64), b: &'a str) -
 
 /// The whole recording with both parts of a comparison: the next part selected there is B.
 fn both(links: &Links<'_>, whole: &Whole, wanted: &Wanted, ends: (u64, u64)) -> Markup {
-    let columns = &whole.view.figures.lanes.columns;
+    let figures = &whole.view.figures;
+    let columns = &figures.lanes.columns;
     let from = links.seconds(columns.from_ns);
     let to = from + columns.width_ns as f64 * columns.cells.len() as f64 / 1e9;
-    let lanes = charts::lanes(columns, links.header.subjects, Kind::Shape, ends.1, charts::Counted::Begun);
+    let subjects = links.header.subjects;
+    let lanes =
+        charts::lanes(columns, subjects, figures.times_pauses(), Kind::Shape, ends.1, charts::Counted::Begun);
     timeline_with(
         "All of the recording, with A and B",
         Span { from, to },
@@ -470,7 +473,7 @@ pub(crate) fn page(
             (charts::memory(&view.figures, (from, to)))
             (charts::latencies(&view.figures, subjects, (from, to)))
             (tables::worst(&links, view))
-            (tables::threads(view, subjects))
+            (tables::threads(&view.figures, subjects))
             @if subjects.gvl { (tables::blocked(view)) }
             @if subjects.requests { (tables::requests(&view.figures.requests)) }
             (tables::processes(&links, view, subjects))

@@ -45,8 +45,11 @@ pub(crate) struct OneThread {
     pub(crate) cpu_ns: u64,
     /// Time off the CPU according to samples.
     pub(crate) off_ns: u64,
+    /// Whether all of its GC pauses are seen.
+    pub(crate) times_pauses: bool,
     /// Number of GC pauses that ran on it.
     pub(crate) pauses: u64,
+    /// Its time in them, nanoseconds. If they are not seen: in the parts of them that are, without those that may lie inside another one.
     pub(crate) pause_ns: u64,
     /// Long waits for the GVL.
     pub(crate) waits: GvlTimes,

@@ -27,10 +27,11 @@ pub(super) enum Counted {
     Ended,
 }
 
-/// The lanes of a time line that ends at `end_ns`; `bars` is how bars are drawn.
+/// The lanes of a time line that ends at `end_ns`; `bars` is how bars are drawn. `times_pauses`: pauses are seen of any process.
 pub(super) fn lanes(
     columns: &Columns,
     subjects: Subjects,
+    times_pauses: bool,
     bars: Kind,
     end_ns: u64,
     counted: Counted,
@@ -47,20 +48,21 @@ pub(super) fn lanes(
     };
     let per_second =
         |of: &dyn Fn(&Cell) -> u64| shares(of).into_iter().map(|rate| Some(rate? * 1e9)).collect::<Vec<_>>();
-    let mut lanes = vec![
-        Lane {
+    let mut lanes = Vec::new();
+    if times_pauses {
+        lanes.push(Lane {
             name: "GC: longest pause",
             kind: bars,
             values: values(&|cell| Some(cell.longest_ns as f64)),
             shown: |ns| time(ns as u64),
-        },
-        Lane {
-            name: "GC: share of the time, all processes together",
-            kind: bars,
-            values: shares(&|cell| cell.pause_ns),
-            shown: percent,
-        },
-    ];
+        });
+    }
+    lanes.push(Lane {
+        name: "GC: share of the time, all processes together",
+        kind: bars,
+        values: shares(&|cell| cell.pause_ns),
+        shown: percent,
+    });
     if subjects.samples {
         lanes.push(Lane {
             name: "CPUs in use",
@@ -103,7 +105,7 @@ pub(super) fn lanes(
 }
 
 /// The time line, and the same figures as a table.
-pub(super) fn over_time(
+pub(crate) fn over_time(
     figures: &Figures,
     subjects: Subjects,
     (from, to): (f64, f64),
@@ -112,7 +114,7 @@ pub(super) fn over_time(
     let columns = &figures.lanes.columns;
     let width_ns = columns.width_ns as f64;
     let end_ns = end_ns(columns, (from, to));
-    let lanes = lanes(columns, subjects, Kind::Bars, end_ns, Counted::Begun);
+    let lanes = lanes(columns, subjects, figures.times_pauses(), Kind::Bars, end_ns, Counted::Begun);
     // The last column ends at the end of the time, or after it.
     let last = from + width_ns * columns.cells.len() as f64 / 1e9;
     html! {
@@ -148,7 +150,11 @@ fn as_table(figures: &Figures, subjects: Subjects, from: f64, end_ns: u64) -> Ma
             };
             let mut row = vec![
                 html! { (after(round(from + width_ns * at as f64 / 1e9))) },
-                html! { (time(most(|cell| Some(cell.longest_ns)).unwrap_or(0))) },
+                if figures.times_pauses() {
+                    html! { (time(most(|cell| Some(cell.longest_ns)).unwrap_or(0))) }
+                } else {
+                    html! { "–" }
+                },
                 html! { (share(|cell| cell.pause_ns, percent)) },
                 html! { (most(|cell| cell.held[Held::RSS]).map_or_else(|| "–".to_owned(), bytes)) },
             ];

@@ -48,8 +48,10 @@ fn glance(now: &Now, subjects: Subjects) -> Markup {
         ("Running processes", html! { (count(now.processes)) }),
         ("GC", html! { (plural(last.cycles, "cycle")) ", " (count(last.majors)) " major" }),
         ("GC, share of the time", html! { (percent(last.pause_ns as f64 / length)) }),
-        ("Longest GC pause", html! { (time(last.longest_ns)) }),
     ];
+    if now.times_pauses {
+        all.push(("Longest GC pause", html! { (time(last.longest_ns)) }));
+    }
     if subjects.samples {
         all.push(("CPUs in use", html! { (format!("{:.2}", last.cpu_ns as f64 / length)) }));
     }
@@ -84,7 +86,8 @@ pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     let since = |ns: u64| ns.saturating_sub(now.begun_ns);
     let shown = if wanted.other.is_some() { "B" } else { "shown below" };
     let marks = marks(&links, wanted, (now.begun_ns, now.at_ns), shown);
-    let lanes = charts::lanes(columns, subjects, Kind::Shape, now.at_ns, charts::Counted::Ended);
+    let lanes =
+        charts::lanes(columns, subjects, now.times_pauses, Kind::Shape, now.at_ns, charts::Counted::Ended);
     html! {
         section.now #live aria-labelledby="now" data-state=(if now.state.ended { "ended" } else { "live" })
             data-kept-from=(since(now.state.from_ns)) data-until=(since(now.at_ns)) data-dropped=(now.state.expired + now.state.displaced)

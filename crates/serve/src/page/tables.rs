@@ -18,7 +18,7 @@ use maud::{Markup, html};
 
 use super::{Links, name, time};
 use crate::{
-    figures::{OneProcess, OneThread},
+    figures::{Figures, OneProcess, OneThread},
     source::View,
 };
 
@@ -125,9 +125,14 @@ fn of_thread(gvl: Option<&GvlWho>) -> Markup {
     gvl.map_or_else(|| html! { "not known" }, |gvl| who(gvl.tid, &gvl.comm))
 }
 
+/// The cells about the GC pauses of a thread: their number, and its time in them. What is not seen of this Ruby is not shown as 0.
+fn seen_of_pauses(of: &OneThread) -> [Markup; 2] {
+    let known = |is_known: bool, text: String| html! { (if is_known { text } else { "–".to_owned() }) };
+    [known(of.times_pauses, count(of.pauses)), known(of.times_pauses || of.pause_ns > 0, time(of.pause_ns))]
+}
+
 /// The activity of each thread.
-pub(super) fn threads(view: &View, subjects: Subjects) -> Markup {
-    let figures = &view.figures;
+pub(crate) fn threads(figures: &Figures, subjects: Subjects) -> Markup {
     let mut all: Vec<(&(u32, u32), &OneThread)> = figures.threads.iter().collect();
     let weight = |of: &OneThread| of.cpu_ns + of.pause_ns + of.waits.ns;
     all.sort_by_key(|(key, of)| (Reverse(weight(of)), **key));
@@ -144,7 +149,7 @@ pub(super) fn threads(view: &View, subjects: Subjects) -> Markup {
             if subjects.wall {
                 row.push(cell(time(of.off_ns)));
             }
-            row.extend([cell(count(of.pauses)), cell(time(of.pause_ns))]);
+            row.extend(seen_of_pauses(of));
             if subjects.gvl {
                 row.extend([
                     cell(count(of.waits.count)),

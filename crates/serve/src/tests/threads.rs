@@ -12,11 +12,18 @@ use gctrace_report::{
         gvl::{GvlCoverage, GvlSums, GvlThreadSummary, GvlTimes, GvlWho},
         seen::Seen,
     },
-    trace_file::{self, Recording},
+    trace_file::{self, Recording, Subjects},
 };
 
 use super::GOLDEN;
-use crate::{columns::Columns, figures::Figures, page::tables::seen_of_gc};
+use crate::{
+    columns::Columns,
+    figures::Figures,
+    page::{
+        charts,
+        tables::{self, seen_of_gc},
+    },
+};
 
 /// Keeps the first process that it sees.
 #[derive(Clone, Default)]
@@ -84,6 +91,37 @@ fn unseen() {
         assert_eq!(shown, expected, "{method:?}");
         assert_eq!(figures.sees_cycles(), method == Method::Sites);
     }
+}
+
+/// Nor are those of threads, and the longest pauses have no lane.
+#[test]
+fn unseen_of_threads() {
+    const MS: u64 = 1_000_000;
+    let subjects = Subjects { samples: false, wall: false, gvl: false, requests: false, alloc: false };
+    let shown = |method, parts: &[(WorkPhase, u64, u64)]| {
+        let process = process(RubyVersion::new(3, 1, 2), method);
+        let mut figures = Figures::new(Columns::new(0, Some(10 * MS)));
+        figures.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 });
+        for &(phase, from, to) in parts {
+            let (begin_ns, ns) = (from * MS, (to - from) * MS);
+            figures.see(&process, Seen::Work(&GcWork { phase, tid: 7, comm: "ruby".into(), begin_ns, ns }));
+        }
+        figures.settle(10 * MS);
+        let page = tables::threads(&figures, subjects).0;
+        let row = page.split("<tr>").find(|row| row.contains("ruby")).unwrap();
+        let cells = row.split("</td>").filter_map(|cell| cell.rsplit('>').next()).map(str::to_owned);
+        let cells: Vec<String> = cells.filter(|cell| !cell.trim().is_empty()).collect();
+        let times = charts::over_time(&figures, subjects, (0.0, 0.01), &[]).0;
+        (cells, times.contains("GC: longest pause"))
+    };
+    let cells = |pauses: &str, time: &str| vec![pauses.to_owned(), time.to_owned()];
+    let nested = [(WorkPhase::Continue, 4, 8), (WorkPhase::Start, 0, 10)];
+    assert_eq!(shown(Method::Functions, &nested), (cells("–", "10.00 ms"), false));
+    assert_eq!(shown(Method::Functions, &nested[..1]), (cells("–", "–"), false));
+    let marked = [(WorkPhase::Mark, 0, 5)];
+    assert_eq!(shown(Method::Usdt, &marked), (cells("–", "5.00 ms"), false));
+    let pauses = [(WorkPhase::Pause, 0, 4), (WorkPhase::Pause, 6, 8)];
+    assert_eq!(shown(Method::UsdtPauses, &pauses), (cells("2", "6.00 ms"), true));
 }
 
 /// The GVL shares of a native thread are those of all Ruby threads that it ran.

@@ -5,7 +5,7 @@ use gctrace_common::stats::Family;
 use super::{
     blocks::{LEAST_SECONDS, Series, Times},
     by_method::{self, Kind, Part, Per, Row},
-    figures::{self, FEW, Figure, Least, Measured, NO_TIMES, SHORT, SINGLE, STEP, Unit},
+    figures::{self, CPUS, FEW, Figure, Least, Measured, NO_TIMES, SHORT, SINGLE, STEP, Unit, WAITED, WAITS},
     gather::{Requests, Side},
     lost::either,
     methods::ByMethod,
@@ -142,6 +142,9 @@ impl Both<'_> {
         if few(self.b.side) {
             // Nor can the figure be compared with a bound.
             figure.of_b = None;
+            if figure.b.is_some() {
+                figure.why_b = FEW;
+            }
         } else if !metric.is_empty()
             && let (Some(times), Some(cut)) = (of(self.b.side), &self.b.cut)
         {
@@ -170,7 +173,7 @@ impl Both<'_> {
                 SHORT,
             ));
         } else {
-            lacks = without.iter().map(|why| format!("CPUs in use: {why}")).collect();
+            lacks = without.iter().map(|why| format!("{CPUS}: {why}")).collect();
         }
         for side in [self.a.side, self.b.side] {
             let lost = side.ledger.lost_of(Family::Life);
@@ -225,19 +228,17 @@ impl Both<'_> {
             });
             scaled.map_or(Measured::bare(value), Measured::of)
         });
-        let reported = self.a.side.gvl.has_blocks() && self.b.side.gvl.has_blocks();
-        let why = if reported { SHORT } else { NO_TIMES };
+        let why = |reported: bool| if reported { SHORT } else { NO_TIMES };
+        let reported = [self.a.side, self.b.side].map(|side| side.gvl.has_blocks());
         let lacks = self.lacks(Side::without_gvl_sums);
         let mut figures = Vec::new();
         if lacks.is_empty() {
-            figures.push(Figure::new(
-                "gvl.wait.share",
-                "share of threads' time",
-                Unit::Share,
-                share,
-                LEAST_SHARE,
-                why,
-            ));
+            let all = why(reported[0] && reported[1]);
+            let mut figure = Figure::new("gvl.wait.share", WAITED, Unit::Share, share, LEAST_SHARE, all);
+            if figure.b.is_some() {
+                figure.why_b = why(reported[1]);
+            }
+            figures.push(figure);
         }
         let mut lacks_rates = self.lacks(Side::without_gvl_rates);
         if lacks_rates.is_empty() {
@@ -248,23 +249,25 @@ impl Both<'_> {
         if lacks_rates.is_empty() {
             figures.push(self.rate_of_part(
                 "gvl.wait.rate",
-                "waits a second",
+                WAITS,
                 Unit::PerSecond,
                 |side| &side.gvl.waits,
                 |side| side.gvl_watched().unwrap_or(1.0),
             ));
         }
+        // One reason for both is given once.
+        let same = lacks == lacks_rates;
+        let shares = lacks.iter().map(|why| format!("{WAITED}: {why}"));
+        let rates = lacks_rates.iter().map(|why| format!("{WAITS}: {why}"));
+        let each: Vec<String> = shares.chain(rates).collect();
         if figures.is_empty() {
-            return Table::absent("gvl", "WAITING FOR THE GVL", lacks);
+            return Table::absent("gvl", "WAITING FOR THE GVL", if same { lacks } else { each });
         }
-        let shares = lacks.iter().map(|why| format!("share of threads' time: {why}"));
-        let rates = lacks_rates.iter().map(|why| format!("waits a second: {why}"));
         let watched = [&self.a, &self.b].into_iter().filter_map(|one| {
             let part = one.side.gvl_watched().filter(|part| *part < 1.0)?;
             Some(one.side.lacks(&format!("was watched for {:.1} % of the time (CPU budget)", part * 100.0)))
         });
-        let (lacks, notes) = (shares.chain(rates).collect(), watched.collect());
-        Table { lacks, notes, ..Table::of("gvl", "WAITING FOR THE GVL", figures) }
+        Table { lacks: each, notes: watched.collect(), ..Table::of("gvl", "WAITING FOR THE GVL", figures) }
     }
 
     fn alloc(&self) -> Table {

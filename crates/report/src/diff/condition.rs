@@ -2,7 +2,7 @@
 
 use super::{
     compare::{Comparison, LEVEL},
-    figures::{Figure, Unit, Verdict},
+    figures::{CPUS, Figure, Unit, Verdict, WAITED, WAITS},
     statistics,
 };
 
@@ -182,14 +182,14 @@ impl Condition {
     fn exceeded(&self, figure: &Figure) -> Result<bool, &'static str> {
         let beyond = |value: f64, bound: f64| if self.above { value > bound } else { value < bound };
         let change = match (self.bound, figure.verdict) {
-            (Bound::Level(bound), verdict) => {
-                return match (figure.of_b, verdict) {
-                    (Some(_), _) if let Some(tail) = &figure.tail_of_b => {
+            (Bound::Level(bound), _) => {
+                return match figure.of_b {
+                    Some(_) if let Some(tail) = &figure.tail_of_b => {
                         Ok(tail.p_beyond(bound, self.above) <= LEVEL)
                     }
-                    (Some(of_b), _) => Ok(statistics::p_beyond(&of_b, bound, self.above) <= LEVEL),
-                    (None, Verdict::Untested(why)) => Err(why),
-                    (None, _) => Err("B has no such figure"),
+                    Some(of_b) => Ok(statistics::p_beyond(&of_b, bound, self.above) <= LEVEL),
+                    // What A lacks does not matter to a bound of B.
+                    None => Err(figure.why_b),
                 };
             }
             (_, Verdict::Untested(why)) => return Err(why),
@@ -222,6 +222,16 @@ impl Condition {
         let why = table.map_or(&comparison.nothing, |table| {
             if table.absent.is_empty() { &table.lacks } else { &table.absent }
         });
+        // Other figures of the table may be lacking for other reasons.
+        let label = match self.metric {
+            "cpu" => CPUS,
+            "gvl.wait.share" => WAITED,
+            "gvl.wait.rate" => WAITS,
+            _ => "",
+        };
+        let is_own = |why: &&String| why.strip_prefix(label).is_some_and(|rest| rest.starts_with(": "));
+        let own: Vec<String> = why.iter().filter(is_own).cloned().collect();
+        let why = if own.is_empty() { why } else { &own };
         if why.is_empty() { "there is no such figure".to_owned() } else { why.join("; ") }
     }
 }

@@ -64,6 +64,13 @@ pub(super) const NO_TIMES: &str = "only its total is known";
 /// The same.
 pub(super) const STEP: &str = "differs from run to run";
 
+/// What the reasons for lacking a figure begin with if its table has others: of `cpu`.
+pub(super) const CPUS: &str = "CPUs in use";
+/// The same of `gvl.wait.share`.
+pub(super) const WAITED: &str = "share of threads' time";
+/// The same of `gvl.wait.rate`.
+pub(super) const WAITS: &str = "waits a second";
+
 /// A figure of one recording.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Measured {
@@ -117,6 +124,8 @@ pub struct Figure {
     /// The verdict on the change.
     pub verdict: Verdict,
     pub(super) of_b: Option<Estimate>,
+    /// Why B alone cannot be compared with a bound if `of_b` is `None`.
+    pub(super) why_b: &'static str,
     /// Of a quantile that `--fail-if` knows: B's times.
     pub(super) tail_of_b: Option<Tail>,
 }
@@ -132,6 +141,7 @@ impl Figure {
         why: &'static str,
     ) -> Self {
         // An absent value is not tested for another reason than one without an estimate.
+        let why_b = if b.value.is_some() { why } else { "no value in B" };
         let why = match (a.value, b.value) {
             (Some(_), Some(_)) => why,
             (None, Some(_)) => "no value in A",
@@ -148,6 +158,7 @@ impl Figure {
             p: None,
             verdict: Verdict::Untested(why),
             of_b: b.estimate,
+            why_b,
             tail_of_b: None,
         };
         if let (Some(a), Some(b)) = (a.estimate, b.estimate) {

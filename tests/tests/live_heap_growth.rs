@@ -371,9 +371,9 @@ fn memory_outside(live: &Live, ruby: &Ruby) -> Result<()> {
     let (head, found) = leaks(live, script.pid())?;
     let (pid, cache) = (script.pid().to_string(), live.path("cache").to_string_lossy().into_owned());
     // At the pace at which it was watched, some rounds of the program.
-    let pace =
+    let round =
         head["seconds"].as_f64().zip(head["censuses"].as_f64()).map(|(seconds, count)| seconds / count);
-    let time = format!("{:.0}s", (pace.context("no pace")? * 3.0).ceil().max(2.0));
+    let time = format!("{:.0}s", (round.context("no round")? * 3.0).ceil().max(2.0));
     let args = ["malloc", "--pid", &pid, "--duration", &time, "--format", "jsonl", "--cache-dir", &cache];
     let counted = Invocation::new(args)?.run()?;
     script.say("end")?;

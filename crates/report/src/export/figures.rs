@@ -485,7 +485,7 @@ mod tests {
             let mut ended = Services::new(false);
             see(&mut ended, &other);
             ended.see(&other, Seen::Ended(&END));
-            for name in ["cruby_heap_slots", "cruby_resident_memory"].iter() {
+            for name in &["cruby_heap_slots", "cruby_resident_memory"] {
                 assert_eq!(has(&ended, name), expected, "{method:?} {name}");
             }
             see(&mut services, &process(2, "web"));

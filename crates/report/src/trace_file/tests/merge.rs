@@ -356,21 +356,19 @@ fn cut_off_parts() {
     assert_eq!(replayed(&bytes).0.unwrap().ledger.extent, Extent::CutOff);
 }
 
-/// Each dump has the off-CPU times that had not ended by then. The result of merging several has those of the last
-/// one, not those of the others.
-#[test]
-fn open_times_of_dumps() {
-    let mut flight = Flight::new(keep(4, &[]));
+/// Dumps after these seconds, each of the last `kept` seconds, of a process with a cycle in each second and a thread that is off its CPU since a time.
+fn dumps_with_an_open_time(kept: u64, since_ns: u64, after: &[u64]) -> Vec<Vec<u8>> {
+    let mut flight = Flight::new(keep(kept, &[]));
     let process = samples::process();
     flight.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
     let mut dumps = Vec::new();
-    for second in 0..9_u64 {
+    for second in 0..=after.last().copied().unwrap_or_default() {
         flight.see(&process, Seen::Cycle(&GcCycle { count: second, ..cycle(second * S + 7, 1000) }));
         flight.second((second + 1) * S);
-        if ![5, 6, 8].contains(&second) {
+        if !after.contains(&second) {
             continue;
         }
-        let sample = samples::sample(4 * S, Arc::from([]));
+        let sample = samples::sample(since_ns, Arc::from([]));
         let wall_ns = (second + 1) * S - sample.ts_ns;
         let open = StackSample { state: ThreadState::Blocked, cpu_ns: 0, wall_ns, ..sample };
         let before = flight.written();
@@ -380,6 +378,14 @@ fn open_times_of_dumps() {
         let after = flight.written();
         dumps.push(std::fs::read(after.iter().find(|path| !before.contains(path)).unwrap()).unwrap());
     }
+    dumps
+}
+
+/// Each dump has the off-CPU times that had not ended by then. The result of merging several has those of the last
+/// one, not those of the others.
+#[test]
+fn open_times_of_dumps() {
+    let dumps = dumps_with_an_open_time(4, 4 * S, &[5, 6, 8]);
     let open = |bytes: &[u8]| -> Vec<String> {
         let lines = replayed(bytes).1;
         let lines = lines.iter().filter(|line| line.contains("Blocked"));
@@ -395,26 +401,7 @@ fn open_times_of_dumps() {
 /// A thread that was off its CPU before two dumps that do not overlap is in each for the time of that dump, also after they were merged.
 #[test]
 fn open_times_of_separate_dumps() {
-    let mut flight = Flight::new(keep(2, &[]));
-    let process = samples::process();
-    flight.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
-    let mut dumps = Vec::new();
-    for second in 0..16_u64 {
-        flight.see(&process, Seen::Cycle(&GcCycle { count: second, ..cycle(second * S + 7, 1000) }));
-        flight.second((second + 1) * S);
-        if ![6, 15].contains(&second) {
-            continue;
-        }
-        let sample = samples::sample(1, Arc::from([]));
-        let wall_ns = (second + 1) * S - sample.ts_ns;
-        let open = StackSample { state: ThreadState::Blocked, cpu_ns: 0, wall_ns, ..sample };
-        let before = flight.written();
-        flight.outputs.tell(|exporter| exporter.dump_requested());
-        flight.outputs.tell(|exporter| exporter.off_cpu_so_far(&[(process.clone(), open.clone())]));
-        flight.outputs.tell(|exporter| exporter.account(&flight.ledger));
-        let after = flight.written();
-        dumps.push(std::fs::read(after.iter().find(|path| !before.contains(path)).unwrap()).unwrap());
-    }
+    let dumps = dumps_with_an_open_time(2, 1, &[6, 15]);
     // As a profile has them: since tracing began.
     let blocked = |bytes: &[u8]| -> u64 {
         let lines = replayed(bytes).1;

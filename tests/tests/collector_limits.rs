@@ -113,7 +113,7 @@ fn quotas_and_ages() -> Result<()> {
         let collector = Collector::with_store("127.0.0.1:0", &store, &["--keep", "12h"])?;
         let begun = Instant::now();
         while collector.metric("gctrace_collector_expired_sets_total")? != 1 {
-            ensure!(begun.elapsed() < PATIENCE, "the old set is kept");
+            ensure!(begun.elapsed() < Duration::from_secs(20), "the old set is kept");
             std::thread::sleep(Duration::from_millis(50));
         }
         ensure!(collector.metric("gctrace_collector_stored_sets")? == 1);

@@ -52,7 +52,7 @@ fn of_threads_that_stay() -> Result<()> {
     Ruby::two_of(vec![last], |ruby| {
         let report = late_threads_are_there(ruby, STAYING)?;
         let full = &report.ledger.as_ref().context("a ledger")?.kernel["gvl_edges_full"];
-        ensure_times!(full == 0, "{full} pairs had no room");
+        ensure!(full == 0, "{full} pairs had no room");
         Ok(())
     })
 }

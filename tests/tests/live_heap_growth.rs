@@ -522,7 +522,7 @@ fn a_watch_that_is_interrupted() -> Result<()> {
         } else {
             let head: Value = serde_json::from_str(first)?;
             ensure!(head["ended_by"] == "signal" && head["ended"] == false, "{head}");
-            ensure!(head["majors"].as_u64() > Some(0) && head["seconds"].as_f64() > Some(1.9), "{head}");
+            ensure!(head["majors"].as_u64() > Some(0) && head["seconds"].as_f64() > Some(2.4), "{head}");
         }
     }
     script.say("end")?;

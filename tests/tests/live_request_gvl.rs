@@ -193,6 +193,8 @@ fn are_parts(line: &RequestLine, split: &GvlSplitLine, [ruby, native, slept]: [u
     // The application's clock includes the time for which it was runnable again, without a CPU.
     let asleep = away.blocked_ns + TICK_NS + CLOCKS_NS >= ASLEEP_NS && away.blocked_ns <= slept + BESIDES_NS;
     ensure_times!(asleep, "asleep {slept}: {line:?}");
+    let not_running = away.blocked_ns + away.runnable_ns + wait.sum();
+    ensure_times!(not_running + TICK_NS + CLOCKS_NS >= slept, "asleep {slept}: {line:?}");
     // The sum of its individual waits is the same, except for what the scheduler does between two probes.
     let waited = wait.sum();
     ensure_times!(line.gvl_wait_ns.is_none_or(|ns| ns.abs_diff(waited) <= CLOCKS_NS), "{waited}: {line:?}");
